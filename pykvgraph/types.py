@@ -34,6 +34,7 @@ class ModelInfo:
     n_params: int
     weight_bytes: int
     encodes: bool
+    stage: range
     kept_on_cpu: tuple[str, ...] = ()
 
 

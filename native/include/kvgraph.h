@@ -105,7 +105,7 @@ typedef struct kvg_gguf_tensor {
     int32_t part;      /* which file of a split model has it; 0 for a whole one */
     uint64_t offset;   /* bytes from the start of that file */
     uint64_t size;     /* bytes */
-    const void * data; /* in the mapped file */
+    const void * data; /* in the file of a model with all of its layers, which is mapped; else NULL */
 } kvg_gguf_tensor;
 
 /* What the value of a key is taken for. */
@@ -132,8 +132,8 @@ typedef struct kvg_override {
    built. */
 KVG_API kvg_status kvg_gguf_open(const char * path, const kvg_override * overrides, int64_t n_overrides, kvg_gguf ** out);
 KVG_API void kvg_gguf_free(kvg_gguf * gguf);
-/* The open file's own descriptor, as its name may be another file's by now; open as long as the handle. -1 for NULL. */
-KVG_API int32_t kvg_gguf_fd(const kvg_gguf * gguf);
+/* The descriptor of an open part, as its name may be another file's by now; open as long as the handle. -1: there is none. */
+KVG_API int32_t kvg_gguf_fd(const kvg_gguf * gguf, uint64_t part);
 /* The files that the model is in: 1, or the parts of a split one. */
 KVG_API uint64_t kvg_gguf_n_parts(const kvg_gguf * gguf);
 /* A part's path, which lives as long as the handle, and its size in bytes. */
@@ -167,8 +167,10 @@ typedef struct kvg_model_info {
     int64_t head_dim;
     int64_t n_vocab;
     int64_t n_ctx_train;
-    int64_t n_params;
+    int64_t n_params; /* of the layers that are here; so is weight_bytes */
     uint64_t weight_bytes;
+    int64_t layer_begin; /* layers [layer_begin, layer_end) are here: all, unless the model is a stage */
+    int64_t layer_end;
     int32_t
         encodes; /* 1: an encoder: a text is decoded in one call, nothing of it stays in the cache, and there are no logits */
     const char * kept_on_cpu; /* why the CPU multiplies matrices of layers on another device: a line for each; NULL for none */
@@ -188,12 +190,17 @@ typedef struct kvg_model_params {
     int64_t n_split;
     const kvg_override * overrides; /* n_overrides, as kvg_gguf_open takes them */
     int64_t n_overrides;
+    /* A stage: layers [layer_begin, layer_end) alone; both 0: all. The first stage has the token embeddings, the last one the output. All
+       layers keep their numbers, and groups of cells theirs: a group may have no layers here. KVG_UNSUPPORTED for a model that can't be cut
+       there. */
+    int64_t layer_begin;
+    int64_t layer_end;
 } kvg_model_params;
 
 KVG_API kvg_status kvg_model_load(const char * path, const kvg_model_params * params, kvg_model ** out);
 KVG_API void kvg_model_free(kvg_model * model);
 KVG_API kvg_status kvg_model_get_info(const kvg_model * model, kvg_model_info * out);
-/* The device of a layer; the output is layer n_layer. Lives as long as the process. */
+/* The device of a layer; the output is layer n_layer. "" for what is not of this stage. Lives as long as the process. */
 KVG_API kvg_status kvg_model_layer_device(const kvg_model * model, int64_t layer, const char ** out);
 /* What a layer's recurrent state is of. */
 typedef enum kvg_state {
@@ -355,6 +362,9 @@ typedef struct kvg_batch {
     const int32_t * seq_id;
     const uint8_t * logits;     /* 1: this token's row is an output */
     const uint8_t * checkpoint; /* 1: its sequences get a checkpoint behind it, as by kvg_kv_checkpoint; NULL: none */
+    const float *
+        hidden; /* (n_tokens, n_embd): what the stage before has written to kvg_output.embd, in place of `token`, which may
+                                   be NULL then; NULL where layer 0 is */
 } kvg_batch;
 
 /* A summary of the softmax of a row of logits. log_sum is NaN when a logit is NaN, or the greatest logit is infinite. */
@@ -364,11 +374,12 @@ typedef struct kvg_score {
     float log_sum;      /* log of the sum of exp(logit): a token's log probability is its logit minus this */
 } kvg_score;
 
-/* The buffers into which decode writes a row per output token, in batch order. The caller owns them. NULL: not wanted. */
+/* The buffers into which decode writes a row per output token, in batch order. The caller owns them. NULL: not wanted. In a stage that isn't
+   the last one every token is an output. */
 typedef struct kvg_output {
     size_t struct_size;
-    float * logits;    /* (n_outputs, n_vocab) */
-    float * embd;      /* (n_outputs, n_embd): the last hidden state, after the final norm */
+    float * logits; /* (n_outputs, n_vocab); not of a stage that isn't the last one */
+    float * embd; /* (n_outputs, n_embd): the last hidden state, after the final norm; of such a stage, behind its last layer */
     kvg_score * score; /* (n_outputs): a summary of each row of logits; KVG_INVALID_ARGUMENT when `logits` is NULL */
     int64_t n_rows;    /* rows that the buffers hold; KVG_INVALID_ARGUMENT when the batch has more outputs */
     int64_t n_written; /* set by the call: the number of rows written, or -1 when the call failed */

@@ -112,6 +112,7 @@ class KvgBatch(Structure):
         ("seq_id", POINTER(c_int32)),
         ("logits", POINTER(c_uint8)),
         ("checkpoint", POINTER(c_uint8)),
+        ("hidden", POINTER(c_float)),
     )
 
 
@@ -345,6 +346,8 @@ class KvgModelInfo(Structure):
         ("n_ctx_train", c_int64),
         ("n_params", c_int64),
         ("weight_bytes", c_uint64),
+        ("layer_begin", c_int64),
+        ("layer_end", c_int64),
         ("encodes", c_int32),
         ("kept_on_cpu", c_char_p),
     )
@@ -370,6 +373,8 @@ class KvgModelParams(Structure):
         ("n_split", c_int64),
         ("overrides", POINTER(KvgOverride)),
         ("n_overrides", c_int64),
+        ("layer_begin", c_int64),
+        ("layer_end", c_int64),
     )
 
 
@@ -584,7 +589,7 @@ def declare(lib: CDLL) -> None:
     lib.kvg_gguf_open.restype = c_int32
     lib.kvg_gguf_free.argtypes = [c_void_p]
     lib.kvg_gguf_free.restype = None
-    lib.kvg_gguf_fd.argtypes = [c_void_p]
+    lib.kvg_gguf_fd.argtypes = [c_void_p, c_uint64]
     lib.kvg_gguf_fd.restype = c_int32
     lib.kvg_gguf_n_parts.argtypes = [c_void_p]
     lib.kvg_gguf_n_parts.restype = c_uint64

@@ -75,7 +75,7 @@ class Conversation(NotCopied):
     ) -> None:
         if not isinstance(ctx, Context):
             raise InvalidArgumentError(f"ctx must be a pykvgraph.Context, got {shown(ctx)}")
-        ctx.model._require_logits()
+        ctx.model._require_whole()
         self._ctx = ctx
         self._seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
         self._n_keep = None if n_keep is None else integer(n_keep, "n_keep", 0)

@@ -259,7 +259,7 @@ def bench(
     spans: list[Span] = []
     flows: list[StreamSpeed] = []
     with kvg.Model(model, **where.model()) as loaded:
-        loaded._require_logits()
+        loaded._require_whole()
         if tiered and set(loaded.layer_devices) == {"CPU"}:
             raise InvalidArgumentError(
                 "--cache tiers: the CPU has all layers, so K and V are in host memory anyway; give a -dev"

@@ -151,6 +151,19 @@ class Batch:
                 self._checkpoint.copy(n),
             )
 
+    @classmethod
+    def _of(cls, arrays: BatchArrays) -> Batch:
+        """A batch of copies of these arrays, whose lengths fit."""
+        batch, n, n_ids = cls(), len(arrays.token), len(arrays.seq_id)
+        batch._token.write(0, arrays.token, n)
+        batch._pos.write(0, arrays.pos, n)
+        batch._seq_begin.write(0, arrays.seq_begin, n + 1)
+        batch._seq_id.write(0, arrays.seq_id, n_ids)
+        batch._logits.write(0, arrays.logits, n)
+        batch._checkpoint.write(0, arrays.checkpoint, n)
+        batch._n = (n, n_ids)
+        return batch
+
     def __getstate__(self) -> dict[str, Any]:
         """For copy and pickle: the tokens that the batch has now, in new columns; without the lock."""
         with self._lock:

@@ -21,6 +21,7 @@ from pykvgraph._native.library import lib, sized
 from pykvgraph.checks import flag, integer, native_path, shown
 from pykvgraph.context.auto_n_ctx import fitting_n_ctx, fitting_tier, refusal_with_advice
 from pykvgraph.context.batch import Batch
+from pykvgraph.context.hidden import checked_hidden
 from pykvgraph.errors import DeviceError, InvalidArgumentError, KVGraphError
 from pykvgraph.kv_cache.cache import KVCache
 from pykvgraph.kv_cache.pending_token import PendingTokens
@@ -121,7 +122,7 @@ class Context(Closable):
         if isinstance(kv_tier, str) and kv_tier == "auto":
             kv_tier, resident_layers = fitting_tier(model, locals())
         params = params_of(ContextParams, locals())
-        native = params.native(model.n_params)
+        native = params.native(model._n_params_of_file)
         self.model = model
         self.n_ctx = params.n_ctx
         self.n_batch = params.n_batch
@@ -197,11 +198,15 @@ class Context(Closable):
         """The adapters that take part, with their scales; those of scale 0 are left out."""
         return self._adapters or ()
 
-    def decode(self, batch: Batch, *, scores: bool = False) -> None:
+    def decode(
+        self, batch: Batch, *, scores: bool = False, hidden: npt.NDArray[np.float32] | None = None
+    ) -> None:
         """Computes a batch: afterwards its tokens are in the cache, and logits() has its outputs.
 
         First runs the K-shift and the defrag that are pending, as kv.update() does. scores: also computes
-        what scores() returns; this reads every logit once more.
+        what scores() returns; this reads every logit once more. hidden: for a stage that isn't the first of a
+        pipeline, float32 (n_tokens, n_embd): embeddings() of the stage before, for the same batch, whose
+        tokens are not looked at here.
 
         All or nothing: the tokens of the batch are in the cache if and only if decode() returned. After an
         error none of them is there and logits() raises; a K-shift or defrag that already ran stays done.
@@ -212,7 +217,7 @@ class Context(Closable):
         empty cells than tokens; DeviceError when the device fails or has too little memory. When the device
         fails in the middle of a K-shift or a sorting defrag, the cache must be cleared: see kv.update().
         """
-        self._handle.call(self._decode, batch, flag(scores, "scores"))
+        self._handle.call(self._decode, batch, flag(scores, "scores"), hidden)
 
     def decode_last(self, batch: Batch) -> npt.NDArray[np.float32]:
         """decode(batch), then a copy of the last output's logits, float32 (n_vocab,), as one step.
@@ -268,7 +273,8 @@ class Context(Closable):
     def embeddings(self) -> npt.NDArray[np.float32]:
         """The last decode's hidden states after the final norm, float32 (n_outputs, n_embd); a copy.
 
-        One row per output, as in logits(). Raises InvalidArgumentError as logits() does.
+        One row per output, as in logits(). Of a stage that isn't the last: of each token, behind the stage's
+        last layer. Raises InvalidArgumentError as logits() does.
         """
         return self._handle.call(lambda _: self._rows(self._outputs.embd).copy())
 
@@ -312,8 +318,10 @@ class Context(Closable):
     def __repr__(self) -> str:
         return repr_of(self, lambda: f"n_ctx {self.n_ctx}, {self.kv._use()}")
 
-    def _decode(self, context: int, batch: Batch, scored: bool) -> None:
-        self._decode_batch(context, batch, scored=scored)
+    def _decode(
+        self, context: int, batch: Batch, scored: bool, hidden: npt.NDArray[np.float32] | None
+    ) -> None:
+        self._decode_batch(context, batch, scored=scored, hidden=hidden)
 
     def _decode_last(self, context: int, batch: Batch, copy: bool = True) -> LastOutput:
         """copy: whether the result has a copy of the row of logits."""
@@ -325,13 +333,23 @@ class Context(Closable):
         n_outputs = self._decode_batch(context, batch, scored=True, must_output=True)
         return [self._outputs.at(index, True) for index in range(n_outputs)]
 
-    def _decode_batch(self, context: int, batch: Batch, *, scored: bool, must_output: bool = False) -> int:
+    def _decode_batch(
+        self,
+        context: int,
+        batch: Batch,
+        *,
+        scored: bool,
+        must_output: bool = False,
+        hidden: npt.NDArray[np.float32] | None = None,
+    ) -> int:
         """Decodes the batch, and returns its number of outputs; must_output: it must have at least one."""
         self._outputs.n = None
         if not isinstance(batch, Batch):
             raise InvalidArgumentError(f"batch must be a pykvgraph.Batch, got {shown(batch)}")
         arrays = batch.snapshot()
         n_tokens, n_outputs = len(arrays.token), int(arrays.logits.sum())
+        n_outputs = n_outputs if self.model._has_output else n_tokens
+        states = checked_hidden(hidden, n_tokens, self.model.n_embd)
         if scored:
             self.model._require_logits()
         if must_output and n_outputs == 0:
@@ -346,6 +364,7 @@ class Context(Closable):
             seq_id=_address(arrays.seq_id, ctypes.c_int32),
             logits=_address(arrays.logits, ctypes.c_uint8),
             checkpoint=_address(arrays.checkpoint, ctypes.c_uint8) if arrays.checkpoint.any() else None,
+            hidden=None if states is None else _address(states, ctypes.c_float),
         )
         outputs = self._outputs
         written = outputs.scored if scored else outputs.plain
@@ -433,7 +452,7 @@ class _Outputs:
 
     def __init__(self, n_rows: int, model: Model, pending: PendingTokens) -> None:
         self.pending = pending
-        n_logits = 0 if model.encodes else model.n_vocab
+        n_logits = 0 if model.encodes or not model._has_output else model.n_vocab
         self.logits: npt.NDArray[np.float32] = np.empty((n_rows, n_logits), np.float32)
         self.embd: npt.NDArray[np.float32] = np.empty((n_rows, model.n_embd), np.float32)
         self.n: int | None = None  # rows that the last decode wrote; None when there are none to be read

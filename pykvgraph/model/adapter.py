@@ -132,7 +132,7 @@ def _read_info(adapter: int) -> KvgAdapterInfo:
 
 def _digest(adapter: int) -> bytes:
     """By the open file's descriptor: another file may have its name by now."""
-    fd = lib().kvg_gguf_fd(lib().kvg_adapter_gguf(adapter))
+    fd = lib().kvg_gguf_fd(lib().kvg_adapter_gguf(adapter), 0)
     with importing:
         import hashlib
     digest, offset = hashlib.sha256(), 0

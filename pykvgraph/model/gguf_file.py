@@ -150,11 +150,18 @@ def fingerprint(gguf: int) -> bytes:
         lib().kvg_gguf_get_tensor(gguf, index, ctypes.byref(tensor))
         digest.update(repr((_text(tensor.name), _text(tensor.type), list(tensor.ne), tensor.size)).encode())
         if tensor.size <= 3 * _SAMPLE_BYTES:
-            digest.update(ctypes.string_at(tensor.data, tensor.size))
+            digest.update(_bytes_of(gguf, tensor, 0, tensor.size))
         else:
             for offset in (0, (tensor.size - _SAMPLE_BYTES) // 2, tensor.size - _SAMPLE_BYTES):
-                digest.update(ctypes.string_at(tensor.data + offset, _SAMPLE_BYTES))
+                digest.update(_bytes_of(gguf, tensor, offset, _SAMPLE_BYTES))
     return digest.digest()
+
+
+def _bytes_of(gguf: int, tensor: KvgGgufTensor, offset: int, n: int) -> bytes:
+    """n bytes of a tensor, also where its file isn't mapped, as a stage has only its own layers mapped."""
+    if tensor.data:
+        return ctypes.string_at(tensor.data + offset, n)
+    return os.pread(lib().kvg_gguf_fd(gguf, tensor.part), n, tensor.offset + offset)
 
 
 def fingerprint_under(model: bytes, adapters: bytes) -> bytes:
@@ -171,6 +178,7 @@ def read_model_info(pointer: int, function: Any) -> ModelInfo:
     info = sized(KvgModelInfo)
     function(pointer, ctypes.byref(info))
     values: dict[str, Any] = {name: getattr(info, name) for name, *_ in info._fields_[1:]}
+    values["stage"] = range(values.pop("layer_begin"), values.pop("layer_end"))
     texts = {"arch": _text(info.arch), "device": _text(info.device)}
     kept = tuple(_text(info.kept_on_cpu).splitlines()) if info.kept_on_cpu else ()
     return ModelInfo(**{**values, **texts, "encodes": bool(info.encodes), "kept_on_cpu": kept})

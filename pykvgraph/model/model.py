@@ -31,6 +31,7 @@ from pykvgraph.params.overrides import Overrides
 from pykvgraph.params.params import ModelParams
 
 _log = logging.getLogger("pykvgraph")
+_PIPELINE = "stream.Pipeline puts stages together (docs/streams.md)"
 
 
 class Model(Closable):
@@ -43,24 +44,28 @@ class Model(Closable):
     layers. tensor_split: the share of these layers that each device gets, one number per device; None: in
     proportion to the devices' free memory. kv_overrides: values of metadata keys in place of the file's, or
     of keys that it hasn't, {"tokenizer.ggml.add_bos_token": False}; a bool, an int, a float or a str each, of
-    the type that the file has there (docs/overrides.md).
+    the type that the file has there (docs/overrides.md). layers: a range: this process has these layers
+    alone, as a stage of a pipeline (docs/streams.md); None: all. The first stage has the token embeddings,
+    too, and the last one the output.
 
     Attributes. path: the absolute path. arch: the architecture's name in the file. device: the names of the
     devices that the layers are on, separated by commas. layer_devices: the device of each layer, and last
-    that of the output. n_layer: number of layers. n_embd: size of a hidden state. n_head, n_head_kv,
+    that of the output; "" for what another stage has. n_layer: number of layers. stage: the range of those
+    that are here. n_embd: size of a hidden state. n_head, n_head_kv,
     head_dim: query heads, heads of K and V, and size of a head, each the largest of any layer. layers: a
     LayerSpec for each layer. n_vocab: number of logits per token, which can be more than the tokenizer has
-    tokens. n_ctx_train: number of positions that the model was trained for. n_params: number of weights.
-    weight_bytes: their size in bytes. encodes: whether it is an encoder (BERT): it gives hidden states and no
-    logits, a text is decoded by one call, and the cache keeps nothing of it. has_tokenizer: whether the file
-    says how text becomes tokens; without, token ids are decoded all the same. kept_on_cpu: a sentence for
-    each matrix that the CPU multiplies since the device of its layer can't. All attributes stay readable
-    after the model is closed.
+    tokens. n_ctx_train: number of positions that the model was trained for. n_params: number of weights that
+    are here. weight_bytes: their size in bytes. encodes: whether it is an encoder (BERT): it gives hidden
+    states and no logits, a text is decoded by one call, and the cache keeps nothing of it. has_tokenizer:
+    whether the file says how text becomes tokens; without, token ids are decoded all the same. kept_on_cpu: a
+    sentence for each matrix that the CPU multiplies since the device of its layer can't. All attributes stay
+    readable after the model is closed.
 
     A context goes on working when its model is closed; the weights are freed with the last context.
 
     Raises FileNotFoundError when there is no such file, ModelLoadError for a file that is no GGUF or damaged,
-    UnsupportedError for a model that this build has no recipe for, DeviceError for a device that is missing
+    UnsupportedError for a model that this build has no recipe for or that can't be cut into such stages,
+    DeviceError for a device that is missing
     or has too little memory, and InvalidArgumentError for any other bad argument.
     """
 
@@ -72,8 +77,9 @@ class Model(Closable):
         n_gpu_layers: int = ModelParams.n_gpu_layers,
         tensor_split: Sequence[float] | None = ModelParams.tensor_split,
         kv_overrides: Overrides | None = ModelParams.kv_overrides,
+        layers: range | None = ModelParams.layers,
     ) -> None:
-        given = ModelParams(device, n_gpu_layers, tensor_split, kv_overrides)
+        given = ModelParams(device, n_gpu_layers, tensor_split, kv_overrides, layers)
         self.kv_overrides = dict(given.kv_overrides or {})
         self._where = {field.name: getattr(given, field.name) for field in fields(given)}
         params = given.native()
@@ -90,6 +96,7 @@ class Model(Closable):
         if self.device != "CPU":
             self._handle.stay()
         self.n_layer = info.n_layer
+        self.stage = info.stage
         self.layer_devices = self._handle.call(_layer_devices, info.n_layer)
         self.n_embd = info.n_embd
         self.n_head = info.n_head
@@ -104,6 +111,7 @@ class Model(Closable):
         for reason in self.kept_on_cpu:
             _log.warning("%s; the CPU does", reason)
         self.layers = self._handle.call(read_layers, lib().kvg_model_get_layer, info.n_layer)
+        self._n_params_of_file = self._read_n_params()
         self.has_tokenizer = self._handle.call(lambda model: has_tokenizer(lib().kvg_model_gguf(model)))
 
     def __repr__(self) -> str:
@@ -113,6 +121,13 @@ class Model(Closable):
         closed = ", closed" if self._handle.closed else ""
         sizes = f"{parameters_text(self.n_params)}, {size_text(self.weight_bytes)}"
         return f"{str(self.path)!r}, {self.arch}, {sizes}{closed}"
+
+    def _read_n_params(self) -> int:
+        """Of all stages: how many threads are worthwhile depends on the size of its matrices."""
+        if len(self.stage) == self.n_layer:
+            return self.n_params
+        check = lib().kvg_gguf_check_model
+        return self._handle.call(lambda model: read_model_info(lib().kvg_model_gguf(model), check)).n_params
 
     @functools.cached_property
     def metadata(self) -> dict[str, Any]:
@@ -145,13 +160,32 @@ class Model(Closable):
         """
         return Adapter(self._handle, path, self.device != "CPU")
 
+    @property
+    def _has_output(self) -> bool:
+        return self.stage.stop == self.n_layer
+
+    def _require_all_layers(self) -> None:
+        """Raises UnsupportedError for a stage."""
+        if len(self.stage) < self.n_layer:
+            raise UnsupportedError(f"{self._stage_text()} can't answer by themselves: {_PIPELINE}")
+
+    def _require_whole(self) -> None:
+        """Raises UnsupportedError for what says nothing by itself: a stage, or an encoder."""
+        self._require_all_layers()
+        self._require_logits()
+
     def _require_logits(self) -> None:
-        """Raises UnsupportedError for an encoder."""
+        """Raises UnsupportedError for a stage that isn't the last, and for an encoder."""
+        if not self._has_output:
+            raise UnsupportedError(f"{self._stage_text()} have no logits, the last stage does: {_PIPELINE}")
         if self.encodes:
             raise UnsupportedError(
                 f"{self.arch} is an encoder: it has no logits and says nothing. It makes vectors of texts: "
                 "Context.embeddings(), Engine.embed(), Llama.embed(), or /v1/embeddings of a server"
             )
+
+    def _stage_text(self) -> str:
+        return f"layers {self.stage.start} to {self.stage.stop - 1} of {self.n_layer}"
 
     def _fingerprint(self, adapters: Iterable[tuple[Adapter, float]] = ()) -> bytes:
         """16 bytes, by which files and measurements know their model again, under these adapters."""

@@ -101,7 +101,7 @@ class LoadedVocabulary:
         lib().kvg_gguf_check_vocab(gguf)
         pre = read_key(gguf, "tokenizer.ggml.pre")
         llama = libllama.low_level()
-        number = lib().kvg_gguf_fd(gguf)
+        number = lib().kvg_gguf_fd(gguf, 0)
         given = _for_libllama(llama, overrides)
         return LoadedVocabulary(
             kind=kind,

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 from pykvgraph._native.ffi import KvgContextParams, KvgFlashAttn, KvgKvTier, KvgModelParams, KvgType
 from pykvgraph._native.fork import importing
 from pykvgraph._native.library import sized
-from pykvgraph.checks import INT32_MAX, flag, integer, real, shown, strings
+from pykvgraph.checks import INT32_MAX, flag, indices, integer, real, shown, strings
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.params.biases import checked_biases
 from pykvgraph.params.cpus import usable_cpus
@@ -78,6 +78,7 @@ class ModelParams:
     n_gpu_layers: int = -1
     tensor_split: Sequence[float] | None = None
     kv_overrides: Overrides | None = None
+    layers: range | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.device, str) or not self.device.isascii() or "\0" in self.device:
@@ -89,11 +90,13 @@ class ModelParams:
             n_gpu_layers=integer(self.n_gpu_layers, "n_gpu_layers"),
             tensor_split=_shares(self.tensor_split),
             kv_overrides=checked_overrides(self.kv_overrides),
+            layers=None if self.layers is None else _stage(self.layers),
         )
 
     def native(self) -> KvgModelParams:
         """The struct for kvg_model_load and kvg_plan_new."""
         shares, overrides = self.tensor_split or (), native_overrides(self.kv_overrides or {})
+        layers = range(0) if self.layers is None else self.layers
         return sized(
             KvgModelParams,
             devices=self.device.encode(),
@@ -102,6 +105,8 @@ class ModelParams:
             n_split=len(shares),
             overrides=overrides if overrides else None,
             n_overrides=len(overrides),
+            layer_begin=layers.start,
+            layer_end=layers.stop,
         )
 
 
@@ -407,6 +412,13 @@ def _set(params: object, **checked: Any) -> None:
     """Sets fields of a frozen dataclass; only for __post_init__."""
     for name, value in checked.items():
         object.__setattr__(params, name, value)
+
+
+def _stage(layers: range) -> range:
+    stage = indices(layers, "layers")
+    if not stage:
+        raise InvalidArgumentError(f"layers: {layers} has no layer; a stage has one or more")
+    return stage
 
 
 def _shares(tensor_split: Any) -> tuple[float, ...] | None:

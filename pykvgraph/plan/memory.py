@@ -24,15 +24,16 @@ def plan_memory(
     n_gpu_layers: int = ModelParams.n_gpu_layers,
     tensor_split: Sequence[float] | None = ModelParams.tensor_split,
     kv_overrides: Overrides | None = ModelParams.kv_overrides,
+    layers: range | None = ModelParams.layers,
     **context: Any,
 ) -> tuple[DevicePart, ...]:
     """The memory that a Model and a Context with these arguments would use on each device, the CPU last.
 
-    path, device, n_gpu_layers, tensor_split, kv_overrides: as Model takes them. context: the keyword
+    path, device, n_gpu_layers, tensor_split, kv_overrides, layers: as Model takes them. context: the keyword
     arguments of Context (n_ctx, type_k, ...). No weights are loaded and no cache is allocated. Raises what
     Model and Context raise, except DeviceError for a device with too little memory.
     """
-    model_params = ModelParams(device, n_gpu_layers, tensor_split, kv_overrides)
+    model_params = ModelParams(device, n_gpu_layers, tensor_split, kv_overrides, layers)
     context_params = ContextParams(**context)
     with GgufFile(path, kv_overrides=kv_overrides) as file:
         n_params = file.model_info().n_params

@@ -102,7 +102,7 @@ def generate(
     """
     if not isinstance(ctx, Context):
         raise InvalidArgumentError(f"ctx must be a pykvgraph.Context, got {shown(ctx)}")
-    ctx.model._require_logits()
+    ctx.model._require_whole()
     several = _are_several(prompt)
     prompts: list[Any] = list(prompt) if several else [prompt]
     seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)

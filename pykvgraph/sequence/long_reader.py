@@ -46,7 +46,7 @@ class LongReader(NotCopied):
         on_extend: Callable[[int, int, int], None] | None = None,
     ) -> None:
         instance(ctx, Context, "ctx")
-        ctx.model._require_logits()
+        ctx.model._require_whole()
         self._ctx = ctx
         self._seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
         self._n_grp = integer(n_grp, "n_grp", 1)

@@ -12,14 +12,16 @@ kvg_status kvg_gguf_open(const char * path, const kvg_override * overrides, int6
     return guarded([&] {
         need(out, "out") = nullptr;
         const std::vector<key_override> wanted = overrides_of(overrides, n_overrides);
-        *out = std::make_unique<kvg_gguf>(kvg_gguf{std::make_shared<gguf_file>(&need(path, "path"), parts::all, wanted)})
-                   .release();
+        const auto file = std::make_shared<gguf_file>(&need(path, "path"), parts::all, wanted, mapping::directory);
+        *out = std::make_unique<kvg_gguf>(kvg_gguf{file}).release();
     });
 }
 
 void kvg_gguf_free(kvg_gguf * gguf) { std::unique_ptr<kvg_gguf>{gguf}.reset(); }
 
-int32_t kvg_gguf_fd(const kvg_gguf * gguf) { return gguf ? gguf->file->file().fd() : -1; }
+int32_t kvg_gguf_fd(const kvg_gguf * gguf, uint64_t part) {
+    return gguf && part < gguf->file->n_parts() ? gguf->file->part(static_cast<uint32_t>(part)).file().fd() : -1;
+}
 
 uint64_t kvg_gguf_n_parts(const kvg_gguf * gguf) { return gguf ? gguf->file->n_parts() : 0; }
 

@@ -41,7 +41,7 @@ kvg_status kvg_kv_get_info(const kvg_context * context, kvg_kv_info * out) {
 kvg_status kvg_kv_get_group(const kvg_context * context, int64_t group, kvg_group_info * out) {
     return guarded([&] {
         const kv_group & g = group_of(context, group);
-        const kv_part * part = g.parts().empty() ? nullptr : &g.parts().front();
+        const hadamard_sizes mixed = g.mixed();
         need_struct(out, "out");
         *out = {sizeof(*out),
                 g.spec().window == 0 ? KVG_GROUP_FULL : KVG_GROUP_WINDOW,
@@ -56,8 +56,8 @@ kvg_status kvg_kv_get_group(const kvg_context * context, int64_t group, kvg_grou
                 context->context.step().n_attended(static_cast<size_t>(group)),
                 static_cast<int64_t>(g.k_row_bytes()),
                 static_cast<int64_t>(g.v_row_bytes()),
-                part && part->hadamard_k,
-                part && part->hadamard_v,
+                mixed.k > 0,
+                mixed.v > 0,
                 context->context.has_long_rope(static_cast<size_t>(group)),
                 context->context.upkeep().is_settled(static_cast<size_t>(group))};
     });

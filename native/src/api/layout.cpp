@@ -24,7 +24,8 @@ static std::string struct_layout() {
     FIELD(kvg_batch, seq_begin, ",");
     FIELD(kvg_batch, seq_id, ",");
     FIELD(kvg_batch, logits, ",");
-    FIELD(kvg_batch, checkpoint, ";");
+    FIELD(kvg_batch, checkpoint, ",");
+    FIELD(kvg_batch, hidden, ";");
     STRUCT(kvg_context_params);
     FIELD(kvg_context_params, struct_size, ",");
     FIELD(kvg_context_params, n_ctx, ",");
@@ -194,6 +195,8 @@ static std::string struct_layout() {
     FIELD(kvg_model_info, n_ctx_train, ",");
     FIELD(kvg_model_info, n_params, ",");
     FIELD(kvg_model_info, weight_bytes, ",");
+    FIELD(kvg_model_info, layer_begin, ",");
+    FIELD(kvg_model_info, layer_end, ",");
     FIELD(kvg_model_info, encodes, ",");
     FIELD(kvg_model_info, kept_on_cpu, ";");
     STRUCT(kvg_override);
@@ -210,7 +213,9 @@ static std::string struct_layout() {
     FIELD(kvg_model_params, tensor_split, ",");
     FIELD(kvg_model_params, n_split, ",");
     FIELD(kvg_model_params, overrides, ",");
-    FIELD(kvg_model_params, n_overrides, ";");
+    FIELD(kvg_model_params, n_overrides, ",");
+    FIELD(kvg_model_params, layer_begin, ",");
+    FIELD(kvg_model_params, layer_end, ";");
     STRUCT(kvg_score);
     FIELD(kvg_score, best, ",");
     FIELD(kvg_score, best_logprob, ",");

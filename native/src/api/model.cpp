@@ -21,13 +21,15 @@ void kvg::fill_info(kvg_model_info & out, const hparams & h, const tensor_totals
     out.n_ctx_train = h.n_ctx_train;
     out.n_params = totals.n_params;
     out.weight_bytes = totals.bytes;
+    out.layer_begin = h.here.begin;
+    out.layer_end = h.here.end;
     out.encodes = h.encodes;
 }
 
 void kvg::fill_layer(kvg_layer_info & out, const hparams & h, int64_t layer) {
     const layer_spec & spec = h.layers[static_cast<size_t>(bounded("layer", layer, 0, int64_t{h.n_layer()} - 1))];
     out = {sizeof(out),
-           spec.attends() ? int64_t{spec.group} : -1,
+           spec.has_attention() ? int64_t{spec.group} : -1,
            static_cast<int32_t>(spec.state.kind),
            spec.n_head,
            spec.n_head_kv,
@@ -71,7 +73,8 @@ std::shared_ptr<const model> kvg::load_model(const char * path, const kvg_model_
     if (p.n_split > 0) {
         request.split.assign(&need(p.tensor_split, "params->tensor_split"), p.tensor_split + p.n_split);
     }
-    return std::make_shared<const model>(&need(path, "path"), request, how, overrides_of(p.overrides, p.n_overrides));
+    return std::make_shared<const model>(&need(path, "path"), request, how, overrides_of(p.overrides, p.n_overrides),
+                                         stage_request{p.layer_begin, p.layer_end});
 }
 
 kvg_status kvg_model_load(const char * path, const kvg_model_params * params, kvg_model ** out) {
@@ -101,11 +104,14 @@ kvg_status kvg_model_get_info(const kvg_model * model, kvg_model_info * out) {
 
 kvg_status kvg_model_layer_device(const kvg_model * model, int64_t layer, const char ** out) {
     return guarded([&] {
-        const placement & placement = need(model, "model").model->placement();
+        const class model & m = *need(model, "model").model;
+        const placement & placement = m.placement();
         if (layer < 0 || layer > placement.n_layer()) {
             fail(KVG_INVALID_ARGUMENT, "layer is %lld, expected 0 to %u", static_cast<long long>(layer), placement.n_layer());
         }
-        need(out, "out") = ggml_backend_dev_name(placement.layer(static_cast<uint32_t>(layer)));
+        const auto il = static_cast<uint32_t>(layer);
+        const bool is_here = il == placement.n_layer() ? m.hparams().is_last() : m.hparams().here.has(il);
+        need(out, "out") = is_here ? ggml_backend_dev_name(placement.layer(il)) : "";
     });
 }
 

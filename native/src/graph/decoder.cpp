@@ -49,12 +49,16 @@ decoder::decoder(const model & model, const kv_cache & cache, const backends & b
         recurs_.push_back(layer.recurs()
                               ? &recur_ops_.emplace_back(layer.state, model.hparams().norm_eps, offset, runs_, recur_workspace_)
                               : nullptr);
-        offset += layer.state.floats();
+        offset += layer.state_floats();
     }
     any_span_ = std::none_of(attentions_.begin(), attentions_.end(), [](const layer_attention & each) {
         return each.kind == attention_kind::flash || each.kind == attention_kind::plain;
     });
-    can_rotate_queries_ = any_span_ && workspace_ && ggml_is_quantized(cache.types().k);
+    // a stage without attention lets cells wait as the others do: all have the same cells
+    const bool is_attended =
+        std::any_of(model.hparams().layers.begin(), model.hparams().layers.end(),
+                    [](const layer_spec & l) { return l.attends() || (l.elsewhere && l.has_attention()); });
+    can_rotate_queries_ = any_span_ && is_attended && ggml_is_quantized(cache.types().k);
     make_graph_cache();
     carrier_ = cache.working() ? std::make_unique<class carrier>(cache) : nullptr;
 }

@@ -67,14 +67,19 @@ std::string decode_graph::refused_by(ggml_backend_dev_t device) const {
 
 void decode_graph::add_inputs() {
     const uint32_t n = shape_.n_tokens;
-    tokens = builder_.input("tokens", GGML_TYPE_I32, n, 1);
-    const std::vector<layer_spec> & layers = model_.hparams().layers;
+    const struct hparams & h = model_.hparams();
+    if (h.is_first()) {
+        tokens = builder_.input("tokens", GGML_TYPE_I32, n, 1);
+    } else {
+        hidden = builder_.input("hidden", GGML_TYPE_F32, h.n_embd, n);
+    }
+    const std::vector<layer_spec> & layers = h.layers;
     const auto rotates = [](const layer_spec & l) { return l.attends() && l.rope.n_rot > 0; };
-    if (model_.hparams().learned_positions || std::any_of(layers.begin(), layers.end(), rotates)) {
+    if ((h.learned_positions && h.is_first()) || std::any_of(layers.begin(), layers.end(), rotates)) {
         positions = builder_.input("positions", GGML_TYPE_I32, n, 1); // what is in no graph has no memory
     }
     const auto is_tempered = [&](const layer_spec & l) {
-        return l.tempered && gives(static_cast<uint32_t>(&l - layers.data()));
+        return l.tempered && l.attends() && gives(static_cast<uint32_t>(&l - layers.data()));
     };
     if (std::any_of(layers.begin(), layers.end(), is_tempered)) {
         temperatures = builder_.input("temperatures", GGML_TYPE_F32, 1, 1, n);
@@ -85,7 +90,7 @@ void decode_graph::add_inputs() {
         groups.push_back({members.empty() ? nullptr : builder_.input("cells", GGML_TYPE_I64, n, 1),
                           attends ? builder_.input("mask", GGML_TYPE_F16, shape_.spans[i].n, n) : nullptr});
     }
-    if (shape_.n_outputs > 0) {
+    if (shape_.n_outputs > 0 && h.is_last()) {
         outputs = builder_.input("outputs", GGML_TYPE_I32, shape_.n_outputs, 1);
     }
 }
@@ -162,7 +167,7 @@ ggml_tensor * decode_graph::layer(ggml_tensor * x, uint32_t il) {
     ggml_tensor * in = nullptr;
     ggml_tensor * mixed = nullptr;
     if (turn_of(il)) {
-        turns_.push_back({il, gives(il), il == 0 ? nullptr : x});
+        turns_.push_back({il, gives(il), il == h.here.begin ? nullptr : x});
     }
     if (spec.attends() || spec.recurs()) {
         in = norm(b, kind, x, w[role::attn_norm], h.norm_eps, w[role::attn_norm_bias]);
@@ -258,7 +263,7 @@ void decode_graph::build() {
     const struct hparams & h = model_.hparams();
     const role_tensors & w = model_.frame();
     add_inputs();
-    ggml_tensor * x = embedded();
+    ggml_tensor * x = h.is_first() ? embedded() : hidden;
     if (h.n_embd_layer > 0) {
         layer_embeddings_ = layer_embeddings(b, model_, tokens, x);
     }
@@ -266,12 +271,18 @@ void decode_graph::build() {
         x = altup_states(b, model_, x);
         b.wish(model_.placement().layer(0));
     }
-    for (uint32_t il = 0; il < h.n_layer(); ++il) {
+    for (uint32_t il = h.here.begin; il < h.here.end; ++il) {
         x = h.n_altup > 0 ? layer_of_states(x, il) : layer(x, il);
         if (!x) {
             return;
         }
         named(x, "layer", il);
+    }
+    if (!h.is_last()) {
+        embd = x;
+        ggml_set_output(embd);
+        b.root(embd);
+        return;
     }
     x = h.n_altup > 0 ? altup_merged(b, model_, x) : x;
     embd = norm(b, model_.arch().norm, x, w[role::output_norm], h.norm_eps, w[role::output_norm_bias]);
@@ -279,11 +290,11 @@ void decode_graph::build() {
         embd = b.product(b.product(embd, w[role::dense_in]), w[role::dense_out]);
     }
     ggml_set_output(ggml_set_name(embd, "embedding"));
-    if (!h.encodes) {
+    if (h.gives_logits()) {
         add_logits();
     }
     b.wish(model_.placement().output());
-    b.root(h.encodes ? embd : logits);
+    b.root(h.gives_logits() ? logits : embd);
 }
 
 } // namespace kvg

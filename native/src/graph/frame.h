@@ -56,14 +56,15 @@ public:
     std::string refused_by(ggml_backend_dev_t device) const;
 
     // inputs
-    ggml_tensor * tokens = nullptr;       // I32 (n_tokens)
+    ggml_tensor * tokens = nullptr;       // I32 (n_tokens); nullptr where a stage before has them
+    ggml_tensor * hidden = nullptr;       // F32 (n_embd, n_tokens): what that stage has made of them
     ggml_tensor * positions = nullptr;    // I32 (n_tokens); nullptr where nothing depends on them
     ggml_tensor * temperatures = nullptr; // F32 (1, 1, n_tokens); nullptr: none
     std::vector<group_inputs> groups;     // in the cache's order
-    ggml_tensor * outputs = nullptr;      // I32 (n_outputs): which tokens; nullptr when none is asked for
+    ggml_tensor * outputs = nullptr;      // I32 (n_outputs): which tokens; nullptr: none, or all of them
     // results, nullptr when there are no outputs
-    ggml_tensor * embd = nullptr;   // F32 (n_embd, n_outputs)
-    ggml_tensor * logits = nullptr; // F32 (n_vocab, n_outputs); nullptr for an encoder, too
+    ggml_tensor * embd = nullptr;   // F32 (n_embd, n_outputs); of a stage with another one behind it: of its last layer
+    ggml_tensor * logits = nullptr; // F32 (n_vocab, n_outputs); nullptr for such a stage and an encoder, too
 
 private:
     bool gives(uint32_t layer) const;

@@ -57,7 +57,7 @@ private:
 
 recur_workspace::recur_workspace(const std::vector<layer_spec> & layers, int max_threads) {
     for (const layer_spec & layer : layers) {
-        if (layer.state.n_head > 0) {
+        if (layer.recurs() && layer.state.n_head > 0) {
             thread_floats_ = std::max(thread_floats_, recall_scratch_floats(layer.state.head_dim_k));
         }
     }

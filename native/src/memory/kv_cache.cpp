@@ -59,7 +59,7 @@ kv_cache::kv_cache(const hparams & h, const kv_homes & homes, const backends & b
         if (layer.recurs()) {
             state_layers_.push_back(static_cast<uint32_t>(owners_.size()));
         }
-        group_of_layer_.push_back(layer.group);
+        group_of_layer_.push_back(layer.attends() ? layer.group : NO_GROUP);
         owners_.push_back(layer.kv_from);
     }
     if (!size.is_measured) {

@@ -66,9 +66,12 @@ void kv_group::create(kv_part & part) {
     for (ggml_tensor * t : part.tensors) {
         t->buffer = part.buffer.get(); // says where it will be, and has no address
     }
-    const hadamard_sizes sizes = choose_hadamard(spec_, types_.k, types_.v);
-    part.hadamard_k = types_.hadamard && sizes.k ? std::make_unique<hadamard>(part.reader, sizes.k) : nullptr;
-    part.hadamard_v = types_.hadamard && sizes.v ? std::make_unique<hadamard>(part.reader, sizes.v) : nullptr;
+    part.hadamard_k = mixed().k > 0 ? std::make_unique<hadamard>(part.reader, mixed().k) : nullptr;
+    part.hadamard_v = mixed().v > 0 ? std::make_unique<hadamard>(part.reader, mixed().v) : nullptr;
+}
+
+hadamard_sizes kv_group::mixed() const {
+    return types_.hadamard ? choose_hadamard(spec_, types_.k, types_.v) : hadamard_sizes{0, 0};
 }
 
 void kv_group::allocate() {

@@ -63,6 +63,8 @@ public:
     const cache_types & types() const { return types_; }
     // Rows of the tensors. There may be more rows than cells, so that an attended span can be padded; the additional rows stay zero.
     uint32_t n_rows() const { return n_rows_; }
+    // By which matrices rows are mixed; 0: by none.
+    hadamard_sizes mixed() const;
     uint64_t k_row_bytes() const { return ggml_row_size(types_.k, spec_.k_width()); }
     uint64_t v_row_bytes() const { return ggml_row_size(types_.v, spec_.v_width()); }
     // bytes of one cell: K and V of all layers of the group

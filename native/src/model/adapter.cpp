@@ -1,6 +1,7 @@
 #include "model/adapter.h"
 
 #include <cmath>
+#include <iterator>
 
 #include "device.h"
 #include "error.h"
@@ -25,7 +26,10 @@ std::string shape_text(const gguf_tensor & t) {
 
 adapter::adapter(std::shared_ptr<const model> of, const std::string & path) : of_(std::move(of)), file_(path, parts::this_one) {
     check_kind();
-    const std::map<std::string, source> found = pairs();
+    std::map<std::string, source> found = pairs();
+    for (auto each = found.begin(); each != found.end();) { // what is of other stages is checked there
+        each = of_->is_elsewhere(each->first) ? found.erase(each) : std::next(each);
+    }
     for (const auto & [name, pair] : found) {
         const adaptable * target = of_->find_adaptable(name);
         if (!target) {

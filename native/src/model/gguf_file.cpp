@@ -66,7 +66,30 @@ kvg_status open_status(int code) {
 
 } // namespace
 
-file_mapping::file_mapping(const std::string & path) {
+static uint64_t page_size() { return static_cast<uint64_t>(sysconf(_SC_PAGESIZE)); }
+
+file_window::file_window(const std::string & path, int fd, uint64_t begin, uint64_t end)
+    : begin_(begin / page_size() * page_size()), size_(end - begin_) {
+    void * mapped = mmap(nullptr, size_, PROT_READ, MAP_SHARED, fd, static_cast<off_t>(begin_));
+    if (mapped == MAP_FAILED) {
+        fail(KVG_DEVICE, "%s: can't map %llu bytes: %s", path.c_str(), (unsigned long long) size_, strerror(errno));
+    }
+    data_ = static_cast<uint8_t *>(mapped);
+    advise_huge_pages(data_, size_); // where the file is not in memory yet, and its filesystem reads that much at once
+}
+
+file_window::~file_window() { munmap(data_, size_); }
+
+void file_window::release(uint64_t offset, uint64_t size) const {
+    const uint64_t page = page_size();
+    const uint64_t begin = (offset - begin_ + page - 1) / page * page; // neighbours on the first and last page stay
+    const uint64_t end = (offset - begin_ + size) / page * page;
+    if (begin < end) {
+        madvise(data_ + begin, end - begin, MADV_DONTNEED); // a hint
+    }
+}
+
+open_file::open_file(const std::string & path) {
     fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a FIFO must not block
     if (fd_ < 0) {
         fail(open_status(errno), "%s can't be opened: %s", path.c_str(), strerror(errno));
@@ -77,38 +100,32 @@ file_mapping::file_mapping(const std::string & path) {
         fail(KVG_MODEL_LOAD, "%s is not a GGUF file: expected a regular file that isn't empty", path.c_str());
     }
     size_ = static_cast<uint64_t>(info.st_size);
-    void * mapped = mmap(nullptr, size_, PROT_READ, MAP_SHARED, fd_, 0);
-    if (mapped == MAP_FAILED) {
-        close(fd_);
-        fail(KVG_DEVICE, "%s: can't map %llu bytes: %s", path.c_str(), (unsigned long long) size_, strerror(errno));
+}
+
+open_file::~open_file() { close(fd_); }
+
+// False: more of the file must be mapped.
+bool gguf_file::read_directory(const file_window & window) {
+    if (!scan_gguf(path_, window.data(), window.size(), file_.size())) {
+        return false;
     }
-    data_ = static_cast<uint8_t *>(mapped);
-    advise_huge_pages(data_, size_); // where the file is not in memory yet, and its filesystem reads that much at once
-}
-
-file_mapping::~file_mapping() {
-    munmap(data_, size_);
-    close(fd_);
-}
-
-void file_mapping::release(uint64_t offset, uint64_t size) const {
-    const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-    const uint64_t begin = (offset + page - 1) / page * page; // neighbours on the first and last page stay
-    const uint64_t end = (offset + size) / page * page;
-    if (begin < end) {
-        madvise(data_ + begin, end - begin, MADV_DONTNEED); // a hint
-    }
-}
-
-gguf_file::gguf_file(const std::string & path, parts which, const std::vector<key_override> & overrides)
-    : path_(path), file_(path) {
-    scan_gguf(path_, file_.data(), file_.size());
     try {
-        meta_.reset(gguf_init_from_buffer(file_.data(), file_.size(), {/*no_alloc*/ true, /*ctx*/ nullptr}));
+        meta_.reset(gguf_init_from_buffer(window.data(), window.size(), {/*no_alloc*/ true, /*ctx*/ nullptr}));
     } catch (const std::bad_alloc &) {
         throw; // says nothing about the file
     } catch (const std::exception &) {
         meta_.reset();
+    }
+    return meta_ || window.size() == file_.size(); // there may be padding behind the directory
+}
+
+gguf_file::gguf_file(const std::string & path, parts which, const std::vector<key_override> & overrides, mapping how)
+    : path_(path), how_(how), file_(path) {
+    if (how == mapping::whole) {
+        file_.map_whole(path_);
+        read_directory(*file_.whole());
+    } else {
+        file_.map_beginning(path_, [&](const file_window & window) { return read_directory(window); });
     }
     if (!meta_) {
         fail(KVG_MODEL_LOAD,

@@ -45,10 +45,13 @@ uint64_t value_size(uint32_t type) {
     }
 }
 
+struct more_needed {};
+
 class scanner {
 public:
-    scanner(const std::string & path, const uint8_t * data, uint64_t size)
-        : path_(path), data_(data), end_(std::min(size, MAX_DIRECTORY)), cut_(size > MAX_DIRECTORY) {}
+    scanner(const std::string & path, const uint8_t * data, uint64_t n, uint64_t size)
+        : path_(path), data_(data), end_(std::min(n, MAX_DIRECTORY)), goes_on_(n < std::min(size, MAX_DIRECTORY)),
+          cut_(size > MAX_DIRECTORY) {}
 
     void header() {
         what_ = "the header";
@@ -98,6 +101,9 @@ private:
     // The next n items of `size` bytes each.
     const uint8_t * take(uint64_t n, uint64_t size) {
         if (n > (end_ - at_) / size) {
+            if (goes_on_) {
+                throw more_needed{};
+            }
             if (cut_) {
                 fail(KVG_MODEL_LOAD, "%s: keys and tensor list are over %llu MiB, more than any model has", path_.c_str(),
                      (unsigned long long) (MAX_DIRECTORY >> 20));
@@ -168,6 +174,7 @@ private:
     const std::string & path_;
     const uint8_t * data_;
     uint64_t end_;
+    bool goes_on_; // there are more of the file's bytes than at `data`
     bool cut_;
     uint64_t at_ = 0;
     std::string what_; // what is being read, for messages
@@ -177,11 +184,16 @@ private:
 
 } // namespace
 
-void scan_gguf(const std::string & path, const uint8_t * data, uint64_t size) {
-    scanner scan(path, data, size);
-    scan.header();
-    scan.keys();
-    scan.tensors();
+bool scan_gguf(const std::string & path, const uint8_t * data, uint64_t n, uint64_t size) {
+    scanner scan(path, data, n, size);
+    try {
+        scan.header();
+        scan.keys();
+        scan.tensors();
+    } catch (const more_needed &) {
+        return false;
+    }
+    return true;
 }
 
 } // namespace kvg

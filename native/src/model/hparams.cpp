@@ -182,7 +182,7 @@ uint32_t hparams::last_owner() const {
 uint64_t hparams::state_floats() const {
     uint64_t n = 0;
     for (const layer_spec & layer : layers) {
-        n += layer.state.floats();
+        n += layer.state_floats();
     }
     return n;
 }
@@ -221,6 +221,7 @@ hparams read_hparams(const gguf_file & file) {
     require_mixing(file, h, recipe);
     require_possible_heads(file, h.layers);
     h.groups = make_groups(h.layers);
+    h.here = {0, h.n_layer()};
     if (h.groups.front().layers.empty() && recipe.attending != arch_recipe::no_layer) {
         fail(KVG_UNSUPPORTED, "%s: none of its %u layers attends, and in architecture '%s' some do", file.path().c_str(),
              h.n_layer(), recipe.name);

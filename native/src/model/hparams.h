@@ -45,7 +45,13 @@ struct hparams {
     kvg::rope_factors rope_factors;
     std::vector<layer_spec> layers;
     std::vector<group_spec> groups; // of cells
+    layer_span here;                // the others are `elsewhere` (model/stage.h)
 
+    // Whether the graph begins with tokens, and ends with an output.
+    bool is_first() const { return here.begin == 0; }
+    bool is_last() const { return here.end == n_layer(); }
+    bool is_whole() const { return is_first() && is_last(); }
+    bool gives_logits() const { return is_last() && !encodes; }
     uint32_t n_layer() const { return static_cast<uint32_t>(layers.size()); }
     // The last layer with K and V, or a state, of its own: where only these matter, nothing after it does.
     uint32_t last_owner() const;

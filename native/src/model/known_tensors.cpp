@@ -1,7 +1,7 @@
 #include "model/known_tensors.h"
 
 #include <algorithm>
-#include <set>
+#include <map>
 
 #include "error.h"
 #include "model/weight_types.h"
@@ -25,6 +25,27 @@ bool is_multiplied_by_adapters(const known_tensor & known) {
 bool is_older(const gguf_file & file, uint32_t layer) {
     return file.find_tensor(strformat("blk.%u.ssm_in.weight", layer)) &&
            !file.find_tensor(strformat("blk.%u.attn_qkv.weight", layer));
+}
+
+bool is_tied(const hparams & h, const gguf_file & file) { return !h.encodes && !file.find_tensor("output.weight"); }
+
+bool is_here(const known_tensor & known, const hparams & h, const gguf_file & file) {
+    if (known.layer != FRAME) {
+        return h.here.has(known.layer);
+    }
+    switch (known.role) {
+    case role::count: // rope's factors
+        return true;
+    case role::token_embd:
+        return h.is_first() || (h.is_last() && is_tied(h, file));
+    case role::output_norm:
+    case role::output_norm_bias:
+    case role::output:
+    case role::output_bias:
+        return h.is_last();
+    default: // what embeddings go through; encoders, and models whose layers have more than hidden states, are not cut
+        return h.is_first();
+    }
 }
 
 namespace {
@@ -56,13 +77,13 @@ bool has(const hparams & h, uint32_t il, with layers) {
     case with::any:
         return true;
     case with::attention:
-        return h.layers[il].attends();
+        return h.layers[il].has_attention();
     case with::q_plain:
-        return h.layers[il].attends() && h.layers[il].latent.q_rank == 0;
+        return h.layers[il].has_attention() && h.layers[il].latent.q_rank == 0;
     case with::q_latent:
         return h.layers[il].latent.q_rank > 0;
     case with::state:
-        return h.layers[il].recurs();
+        return h.layers[il].has_state();
     case with::shared_expert:
         return h.layers[il].feed_forward.n_ff_shared > 0;
     case with::dense:
@@ -153,11 +174,11 @@ std::vector<known_tensor> known_tensors(const hparams & h) {
 }
 
 tensor_totals check_tensors(const gguf_file & file, const hparams & h) {
-    std::set<std::string> names;
-    std::vector<std::string> unused; // prefixes of layers that only guess tokens ahead
+    std::map<std::string, bool> names; // whether it is here
+    std::vector<std::string> unused;   // prefixes of layers that only guess tokens ahead
     for (const known_tensor & known : known_tensors(h)) {
         check_tensor(file, known);
-        names.insert(known.name);
+        names[known.name] = is_here(known, h, file);
     }
     tensor_totals totals = {};
     const auto n_blocks = static_cast<uint32_t>(file.get_uint(h.arch + ".block_count").value_or(0));
@@ -168,12 +189,15 @@ tensor_totals check_tensors(const gguf_file & file, const hparams & h) {
         return std::any_of(unused.begin(), unused.end(), [&](const std::string & each) { return name.rfind(each, 0) == 0; });
     };
     for (const gguf_tensor & t : file.tensors()) {
-        if (names.count(t.name) == 0 && !is_unused(t.name)) {
+        const auto found = names.find(t.name);
+        if (found == names.end() && !is_unused(t.name)) {
             fail(KVG_UNSUPPORTED, "%s: tensor '%s' is not part of the recipe for '%s'; running without it would be wrong",
                  file.path().c_str(), t.name.c_str(), h.arch.c_str());
         }
-        totals.n_params += t.ne[0] * t.ne[1] * t.ne[2];
-        totals.bytes += t.size;
+        if (found == names.end() ? h.is_whole() : found->second) {
+            totals.n_params += t.ne[0] * t.ne[1] * t.ne[2];
+            totals.bytes += t.size;
+        }
     }
     return totals;
 }

@@ -45,6 +45,10 @@ struct known_tensor {
 };
 
 std::vector<known_tensor> known_tensors(const hparams & h);
+// Whether a stage has it. Embeddings of tokens that are tied to the output are the last one's, too.
+bool is_here(const known_tensor & known, const hparams & h, const gguf_file & file);
+// Whether the output is made by the embeddings of tokens.
+bool is_tied(const hparams & h, const gguf_file & file);
 // Biases of experts, and what states take as they are, may look like a matrix, and ggml multiplies nothing by them.
 bool is_multiplied(role r);
 // A matrix for each head or state, which no layout made for experts serves.
@@ -54,13 +58,13 @@ bool is_multiplied_by_adapters(const known_tensor & known);
 // Whether what a delta net takes and its gate are in one matrix only, as in older files of Qwen 3 Next. Newer ones may have it, too.
 bool is_older(const gguf_file & file, uint32_t layer);
 
-// Of all of a file's tensors.
+// Of all of a file's tensors, or of those of a stage.
 struct tensor_totals {
     int64_t n_params;
     uint64_t bytes;
 };
 
-// What can be told of a model before its weights are placed: names, shapes and types all fit the recipe.
+// What can be told of a model before its weights are placed: names, shapes and types of all of the file fit the recipe.
 // error(KVG_MODEL_LOAD), error(KVG_UNSUPPORTED)
 tensor_totals check_tensors(const gguf_file & file, const hparams & h);
 

@@ -128,6 +128,15 @@ struct feed_forward_spec {
     bool feeds() const { return n_ff > 0 || n_expert > 0; }
 };
 
+// Layers [begin, end): those of a stage, or all.
+struct layer_span {
+    uint32_t begin;
+    uint32_t end;
+
+    bool has(uint32_t layer) const { return begin <= layer && layer < end; }
+    uint32_t n() const { return end - begin; }
+};
+
 constexpr uint32_t NO_GROUP = UINT32_MAX;
 
 struct layer_spec {
@@ -152,9 +161,14 @@ struct layer_spec {
     bool parallel;  // the feed-forward sees what attention sees, not what it adds
     bool sinks;     // one more score for each query head takes its share of the weights, and has no V
     feed_forward_spec feed_forward;
+    bool elsewhere; // it is of another stage: nothing of it is here
 
-    bool attends() const { return n_head > 0; }
-    bool recurs() const { return state.kind != state_kind::none; }
+    bool has_attention() const { return n_head > 0; }
+    bool has_state() const { return state.kind != state_kind::none; }
+    // The same of what is here.
+    bool attends() const { return has_attention() && !elsewhere; }
+    bool recurs() const { return has_state() && !elsewhere; }
+    uint64_t state_floats() const { return recurs() ? state.floats() : 0; }
     uint32_t q_width() const { return n_head * (latent.head_dim > 0 ? latent.head_dim : head_dim_k); }
     uint32_t q_rows() const {
         return q_width() * (gated ? 2 : 1);

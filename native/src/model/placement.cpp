@@ -45,12 +45,14 @@ std::vector<size_t> share_layers(uint32_t n_layer, int64_t n_gpu_layers, const s
     return homes;
 }
 
-placement::placement(const placement_request & request, uint32_t n_layer) {
+placement::placement(const placement_request & request, uint32_t n_layer, const layer_span & here) {
     std::vector<ggml_backend_dev_t> devices = find_devices(request.devices);
     const std::vector<double> shares = device_shares(devices, request.split);
     devices.push_back(cpu_device());
-    for (const size_t home : share_layers(n_layer, request.n_gpu_layers, shares)) {
-        layers_.push_back(devices[home]);
+    const uint32_t n = here.n() + (here.end == n_layer ? 1 : 0); // with the output
+    const std::vector<size_t> homes = share_layers(n - 1, request.n_gpu_layers, shares);
+    for (uint32_t il = 0; il <= n_layer; ++il) {
+        layers_.push_back(devices[homes[std::min(std::max(il, here.begin) - here.begin, n - 1)]]);
     }
 }
 

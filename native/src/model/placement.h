@@ -7,6 +7,8 @@
 
 #include <ggml-backend.h>
 
+#include "model/layer_spec.h"
+
 namespace kvg {
 
 // What is asked for, as llama.cpp's -dev, -ngl and -ts say it.
@@ -22,10 +24,11 @@ std::vector<size_t> share_layers(uint32_t n_layer, int64_t n_gpu_layers, const s
 
 class placement {
 public:
+    // here: of the n_layer layers; the output is on a device of its own choice where the last of them is here.
     // error(KVG_DEVICE) for a device that is absent, error(KVG_INVALID_ARGUMENT) for shares that are none
-    placement(const placement_request & request, uint32_t n_layer);
+    placement(const placement_request & request, uint32_t n_layer, const layer_span & here);
 
-    // il: n_layer for the output
+    // il: n_layer for the output. What is not here has the device of the layer nearest to it.
     ggml_backend_dev_t layer(uint32_t il) const { return layers_[il]; }
     ggml_backend_dev_t output() const { return layers_.back(); }
     uint32_t n_layer() const { return static_cast<uint32_t>(layers_.size()) - 1; }

@@ -67,7 +67,7 @@ std::string find_others(const gguf_file & file, place at) {
 
 std::unique_ptr<const gguf_file> open_part(const gguf_file & first, const std::string & path, place at) {
     try {
-        return std::make_unique<const gguf_file>(path, parts::this_one);
+        return std::make_unique<const gguf_file>(path, parts::this_one, std::vector<key_override>(), first.how());
     } catch (const error & e) {
         if (e.status() != KVG_NOT_FOUND) {
             throw;

@@ -10,10 +10,12 @@
 namespace kvg {
 
 model::model(const std::string & path, const placement_request & request, loading how,
-             const std::vector<key_override> & overrides)
-    : file_(path, parts::all, overrides), hparams_(read_hparams(file_)), arch_(find_arch(hparams_.arch)),
-      placement_(request, hparams_.n_layer()), how_(how), totals_(check_tensors(file_, hparams_)) {
+             const std::vector<key_override> & overrides, const stage_request & stage)
+    : file_(path, parts::all, overrides, stage.end == 0 ? mapping::whole : mapping::directory),
+      hparams_(read_stage(file_, stage)), arch_(find_arch(hparams_.arch)),
+      placement_(request, hparams_.n_layer(), hparams_.here), how_(how), totals_(check_tensors(file_, hparams_)) {
     weights_.layers.resize(hparams_.n_layer());
+    map_stage();
     plan();
     for (group & g : groups_) {
         create(g);
@@ -24,7 +26,7 @@ model::model(const std::string & path, const placement_request & request, loadin
     for (group & g : groups_) {
         place(g);
     }
-    if (!weights_.frame[role::output] && !hparams_.encodes) {
+    if (!weights_.frame[role::output] && hparams_.is_last() && !hparams_.encodes) {
         weights_.frame[role::output] = weights_.frame[role::token_embd]; // tied
     }
 }
@@ -62,12 +64,52 @@ uint64_t model::mapped_bytes_on(ggml_backend_dev_t device) const {
     return bytes;
 }
 
+// Of each file one window for tensors that lie side by side.
+void model::map_stage() {
+    if (file_.file().whole()) {
+        return;
+    }
+    constexpr uint64_t NEAR = 1 << 16;                                // what is between them is alignment, or a small tensor
+    std::map<const open_file *, std::map<uint64_t, uint64_t>> wanted; // begin, end
+    for (const known_tensor & known : known_tensors(hparams_)) {
+        const gguf_tensor * source = file_.find_tensor(known.name);
+        if (source && is_here(known, hparams_, file_)) {
+            wanted[source->file][source->offset] = source->offset + source->size;
+        }
+    }
+    for (const auto & [file, ranges] : wanted) {
+        const std::string & path = file_.path();
+        uint64_t begin = ranges.begin()->first;
+        uint64_t end = begin;
+        for (const auto & [from, to] : ranges) {
+            if (from > end + NEAR) {
+                windows_[file].emplace_back(path, file->fd(), begin, end);
+                begin = from;
+            }
+            end = std::max(end, to);
+        }
+        windows_[file].emplace_back(path, file->fd(), begin, end);
+    }
+}
+
+const file_window * model::window_of(const gguf_tensor & source) const {
+    if (const file_window * whole = source.file->whole()) {
+        return whole;
+    }
+    const std::deque<file_window> & all = windows_.at(source.file);
+    return &*std::find_if(all.begin(), all.end(), [&](const file_window & each) { return each.has(source.offset); });
+}
+
 void model::plan() {
     for (const known_tensor & known : known_tensors(hparams_)) {
         const gguf_tensor * source = file_.find_tensor(known.name);
         const bool is_unused =
             known.presence == presence::ignored || (known.presence == presence::older && !is_older(file_, known.layer));
         if (!source || is_unused) {
+            continue;
+        }
+        if (!is_here(known, hparams_, file_)) {
+            elsewhere_.insert(known.name);
             continue;
         }
         if (known.factors) {
@@ -87,7 +129,9 @@ void model::plan() {
         } else {
             device = add_matrix(source, target, device);
         }
-        if (is_multiplied_by_adapters(known)) {
+        if (known.layer == FRAME && known.role == role::token_embd && !hparams_.is_first()) {
+            elsewhere_.insert(known.name); // here it is the output alone, to which adapters of embeddings add nothing
+        } else if (is_multiplied_by_adapters(known)) {
             adaptable_[known.name] = {target,
                                       known.layer == FRAME && known.role == role::token_embd ? embedding_device_ : device};
         }
@@ -103,10 +147,11 @@ ggml_backend_dev_t model::device_of_frame(role r) const {
 }
 
 void model::add(const gguf_tensor * source, ggml_tensor ** target, ggml_backend_dev_t device, ggml_backend_buffer_type_t type) {
-    const auto same = [&](const group & g) { return g.device == device && g.type == type && g.file == source->file; };
+    const file_window * window = window_of(*source);
+    const auto same = [&](const group & g) { return g.device == device && g.type == type && g.window == window; };
     auto found = std::find_if(groups_.begin(), groups_.end(), same);
     if (found == groups_.end()) {
-        groups_.push_back({device, type, source->file, {}, false, 0, nullptr, nullptr});
+        groups_.push_back({device, type, window, {}, false, 0, nullptr, nullptr});
         found = groups_.end() - 1;
     }
     found->tensors.push_back({source, target});
@@ -158,6 +203,10 @@ void model::require_use_of_devices() const {
 // It goes where the first layer is, if rows can be read there. When it is tied to the output, one tensor serves both, unless the
 // output is elsewhere, or has a faster layout.
 void model::add_embedding(const gguf_tensor * source) {
+    if (!hparams_.is_first()) {
+        add_matrix(source, &weights_.frame[role::output], placement_.output());
+        return;
+    }
     ggml_backend_dev_t first = placement_.layer(0);
     if (!can_get_rows(first, source->type, source->ne[0], source->ne[1])) {
         first = cpu_device();
@@ -165,7 +214,7 @@ void model::add_embedding(const gguf_tensor * source) {
     ggml_backend_buffer_type_t type = ggml_backend_dev_buffer_type(first);
     add(source, &weights_.frame[role::token_embd], first, type);
     embedding_device_ = first;
-    if (hparams_.encodes || file_.find_tensor("output.weight")) {
+    if (!hparams_.is_last() || !is_tied(hparams_, file_)) {
         return;
     }
     ggml_backend_dev_t output = multiplying_device(*source, placement_.output());

@@ -1,6 +1,7 @@
 // A model's tensors, placed where its layers run.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <set>
@@ -14,6 +15,7 @@
 #include "model/hparams.h"
 #include "model/known_tensors.h"
 #include "model/placement.h"
+#include "model/stage.h"
 
 namespace kvg {
 
@@ -33,8 +35,9 @@ struct adaptable {
 class model {
 public:
     // error(KVG_MODEL_LOAD), error(KVG_UNSUPPORTED), error(KVG_DEVICE) before anything is placed when a device has too little room
+    // and what cut_to_stage() raises. stage: its layers; an empty range: all
     model(const std::string & path, const placement_request & request, loading how,
-          const std::vector<key_override> & overrides = {});
+          const std::vector<key_override> & overrides = {}, const stage_request & stage = {});
 
     const gguf_file & file() const { return file_; }
     const struct hparams & hparams() const { return hparams_; }
@@ -53,6 +56,8 @@ public:
     const std::vector<std::string> & kept_on_cpu() const { return kept_on_cpu_; }
     // By its name in the file; nullptr: there is no such matrix, or nothing can be added to it.
     const adaptable * find_adaptable(const std::string & name) const;
+    // A matrix that another stage has.
+    bool is_elsewhere(const std::string & name) const { return elsewhere_.count(name) > 0; }
     const tensor_totals & totals() const { return totals_; }
     // bytes of weights there, those in the mapped file included
     uint64_t bytes_on(ggml_backend_dev_t device) const;
@@ -68,7 +73,7 @@ private:
     struct group {
         ggml_backend_dev_t device;
         ggml_backend_buffer_type_t type;
-        const file_mapping * file; // of all of its tensors: a split model has several
+        const file_window * window; // that has all of its tensors: a split model has several, and a stage
         std::vector<placed> tensors;
         bool mapped;
         uint64_t bytes; // that the buffer takes
@@ -76,6 +81,8 @@ private:
         ggml_backend_buffer_ptr buffer;
     };
 
+    void map_stage();
+    const file_window * window_of(const gguf_tensor & source) const;
     void plan();
     void add(const gguf_tensor * source, ggml_tensor ** target, ggml_backend_dev_t device, ggml_backend_buffer_type_t type);
     ggml_backend_dev_t multiplying_device(const gguf_tensor & source, ggml_backend_dev_t wanted);
@@ -90,6 +97,7 @@ private:
     void place(group & group);
 
     gguf_file file_;
+    std::map<const open_file *, std::deque<file_window>> windows_; // of a stage, which doesn't map the whole file
     struct hparams hparams_;
     const arch_recipe & arch_;
     class placement placement_;
@@ -99,6 +107,7 @@ private:
     model_weights weights_;
     std::vector<group> groups_;
     std::map<std::string, adaptable> adaptable_;
+    std::set<std::string> elsewhere_; // what is there for adapters in other stages
     std::vector<std::string> kept_on_cpu_;
     std::set<ggml_backend_dev_t> multiplying_; // devices that have a matrix
 };

@@ -45,12 +45,11 @@ void model::place(group & g) {
             (*p.target)->buffer = g.buffer.get(); // says where it would be, and has no address
         }
     } else if (g.mapped) {
-        void * base = const_cast<uint8_t *>(g.file->data()); // mapped read-only; weights are never written
-        g.buffer.reset(ggml_backend_dev_buffer_from_host_ptr(g.device, base, g.file->size(), g.file->size()));
+        void * base = const_cast<uint8_t *>(g.window->data()); // mapped read-only; weights are never written
+        g.buffer.reset(ggml_backend_dev_buffer_from_host_ptr(g.device, base, g.window->size(), g.window->size()));
         for (const placed & p : g.tensors) {
-            if (!g.buffer ||
-                ggml_backend_tensor_alloc(g.buffer.get(), *p.target, static_cast<uint8_t *>(base) + p.source->offset) !=
-                    GGML_STATUS_SUCCESS) {
+            auto * address = const_cast<uint8_t *>(g.window->at(p.source->offset));
+            if (!g.buffer || ggml_backend_tensor_alloc(g.buffer.get(), *p.target, address) != GGML_STATUS_SUCCESS) {
                 fail(KVG_DEVICE, "%s can't use the mapped file", ggml_backend_dev_name(g.device));
             }
         }
@@ -68,8 +67,8 @@ void model::place(group & g) {
         // the CPU repacks as it writes, which takes longer than reading
         parallel_for(g.tensors.size(), is_cpu(g.device) ? static_cast<size_t>(usable_cpus()) : 1, [&](size_t i) {
             const placed & p = g.tensors[i];
-            ggml_backend_tensor_set(*p.target, p.source->data(), 0, p.source->size);
-            g.file->release(p.source->offset, p.source->size);
+            ggml_backend_tensor_set(*p.target, g.window->at(p.source->offset), 0, p.source->size);
+            g.window->release(p.source->offset, p.source->size);
         });
     }
     if (!g.buffer) {

@@ -15,18 +15,20 @@ static bool meets(const seq_set & a, const seq_set & b) {
     return false;
 }
 
-batch::batch(const kvg_batch & in, const hparams & h, uint32_t n_batch, const kv_cache & cache) : in_(in) {
+batch::batch(const kvg_batch & in, const hparams & h, uint32_t n_batch, const kv_cache & cache)
+    : in_(in), all_outputs_(!h.is_last()) {
     if (in.n_tokens < 1 || in.n_tokens > n_batch) {
         fail(KVG_INVALID_ARGUMENT, "a batch of %lld tokens; this context takes 1 to %u (n_batch): %s",
              static_cast<long long>(in.n_tokens), n_batch,
              h.encodes ? "an encoder sees all of a text at once, so shorten it, or use a larger n_batch" : "split it");
     }
-    if (!in.token || !in.pos || !in.seq_begin || !in.seq_id || !in.logits) {
+    if ((h.is_first() && !in.token) || !in.pos || !in.seq_begin || !in.seq_id || !in.logits) {
         fail(KVG_INVALID_ARGUMENT, "a batch with a NULL array");
     }
+    check_front(h);
     sets_.resize(static_cast<size_t>(in.n_tokens), cache.groups().front().cells().make_set());
     for (uint32_t i = 0; i < n_tokens(); ++i) {
-        if (in.token[i] < 0 || static_cast<uint32_t>(in.token[i]) >= h.n_vocab) {
+        if (h.is_first() && (in.token[i] < 0 || static_cast<uint32_t>(in.token[i]) >= h.n_vocab)) {
             fail(KVG_INVALID_ARGUMENT, "token %u of the batch has id %d; this model has ids 0 to %u", i, in.token[i],
                  h.n_vocab - 1);
         }
@@ -37,7 +39,7 @@ batch::batch(const kvg_batch & in, const hparams & h, uint32_t n_batch, const kv
             fail(KVG_INVALID_ARGUMENT, "token %u of the batch has position %d; this model has learned positions 0 to %u only",
                  i, in.pos[i], h.n_ctx_train - 1);
         }
-        n_outputs_ += in.logits[i] != 0;
+        n_outputs_ += is_output(i);
         if (h.encodes && is_checkpoint(i)) {
             fail(KVG_UNSUPPORTED,
                  "token %u of the batch asks for a checkpoint; architecture '%s' is an encoder and keeps nothing", i,
@@ -47,6 +49,19 @@ batch::batch(const kvg_batch & in, const hparams & h, uint32_t n_batch, const kv
     read_sets(cache.n_seq_max());
     check_positions(cache, h.encodes);
     check_shared(cache, h.encodes);
+}
+
+void batch::check_front(const hparams & h) const {
+    if (h.is_first() && in_.hidden) {
+        fail(KVG_INVALID_ARGUMENT, "a batch with hidden states, and the model begins with layer 0 here: it takes tokens");
+    }
+    if (!h.is_first() && !in_.hidden) {
+        fail(
+            KVG_INVALID_ARGUMENT,
+            "a batch without hidden states, and layers %u to %u take those that layer %u gives: decode the tokens in the stage "
+            "before, and hand on what it returns",
+            h.here.begin, h.here.end - 1, h.here.begin - 1);
+    }
 }
 
 std::vector<first_position> batch::first_positions() const {

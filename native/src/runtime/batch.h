@@ -11,7 +11,7 @@ namespace kvg {
 
 class batch {
 public:
-    // Checks every value against the model and the cache: token ids, sequence ids and positions that there are, positions
+    // Checks every value against the model and the cache (hidden states are taken as they are): token ids, sequence ids and positions that there are, positions
     // that rise within each sequence, and several sequences for a token only where they see the same cells before it.
     // error(KVG_INVALID_ARGUMENT), naming the token.
     batch(const kvg_batch & in, const hparams & h, uint32_t n_batch, const kv_cache & cache);
@@ -19,15 +19,19 @@ public:
     uint32_t n_tokens() const { return static_cast<uint32_t>(sets_.size()); }
     uint32_t n_outputs() const { return n_outputs_; }
     const int32_t * tokens() const { return in_.token; }
+    // (n_tokens, n_embd); nullptr where there are tokens
+    const float * hidden() const { return in_.hidden; }
     const int32_t * positions() const { return in_.pos; }
     const seq_set & set(uint32_t i) const { return sets_[i]; }
-    bool is_output(uint32_t i) const { return in_.logits[i] != 0; }
+    // in a stage with another one behind it all tokens are
+    bool is_output(uint32_t i) const { return all_outputs_ || in_.logits[i] != 0; }
     // whether the token's sequences get a checkpoint behind it
     bool is_checkpoint(uint32_t i) const { return in_.checkpoint && in_.checkpoint[i] != 0; }
     // of each sequence that the batch has, where its tokens begin
     std::vector<first_position> first_positions() const;
 
 private:
+    void check_front(const hparams & h) const;
     void read_sets(uint32_t n_seq_max);
     void check_positions(const kv_cache & cache, bool encodes) const;
     void check_shared(const kv_cache & cache, bool encodes) const;
@@ -35,6 +39,7 @@ private:
     const kvg_batch & in_; // outlives this object: one decode call
     std::vector<seq_set> sets_;
     uint32_t n_outputs_ = 0;
+    bool all_outputs_;
 };
 
 } // namespace kvg

@@ -29,6 +29,9 @@ step_params check_step(const kvg_context_params & params, const hparams & h) {
     const int64_t n_outputs = bounded("n_outputs_max", params.n_outputs_max, 0, MAX_CELLS);
     const int64_t n_small = std::min<int64_t>(out.n_ubatch, SMALL_LOGITS / (h.n_vocab * sizeof(float)));
     out.n_outputs = static_cast<uint32_t>(std::max<int64_t>({n_outputs, params.n_seq_max, graph_cache::SMALL_TOKENS, n_small}));
+    if (!h.is_last()) { // the next stage takes all tokens
+        out.n_outputs = out.n_ubatch;
+    }
     if (h.encodes) { // a token sees those behind it, so that all of a text are computed at once
         out.n_ubatch = out.n_outputs = static_cast<uint32_t>(std::min(params.n_batch, params.n_ctx));
     }

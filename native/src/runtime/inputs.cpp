@@ -39,7 +39,12 @@ void graph_inputs::set_temperatures(ggml_tensor * tensor, const batch & batch, c
 
 void graph_inputs::set(decode_graph & graph, const kv_cache & cache, const batch & batch, const micro_batch & ubatch,
                        const reservation & reserved, const std::vector<cell_span> & spans) {
-    ggml_backend_tensor_set(graph.tokens, batch.tokens() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
+    if (graph.tokens) {
+        ggml_backend_tensor_set(graph.tokens, batch.tokens() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
+    } else {
+        const int64_t n_embd = graph.hidden->ne[0];
+        ggml_backend_tensor_set(graph.hidden, batch.hidden() + ubatch.begin * n_embd, 0, ggml_nbytes(graph.hidden));
+    }
     if (graph.positions) {
         ggml_backend_tensor_set(graph.positions, batch.positions() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
     }

@@ -9,7 +9,7 @@ std::vector<context_part> list_parts(const model & model, const kv_cache & cache
     for (ggml_backend_dev_t device : placement.devices()) {
         context_part part = {};
         part.device = device;
-        for (uint32_t il = 0; il < placement.n_layer(); ++il) {
+        for (uint32_t il = model.hparams().here.begin; il < model.hparams().here.end; ++il) {
             part.n_layer += placement.layer(il) == device;
         }
         part.n_cache = cache.layers_on(device);

@@ -45,7 +45,12 @@ void step::check_output(const batch & batch, const kvg_output & output) const {
         fail(KVG_INVALID_ARGUMENT, "%u outputs are asked for and the buffers have room for %lld", batch.n_outputs(),
              static_cast<long long>(output.n_rows));
     }
-    if (model_.hparams().encodes && (output.logits || output.score)) {
+    const hparams & h = model_.hparams();
+    if (!h.is_last() && (output.logits || output.score)) {
+        fail(KVG_UNSUPPORTED, "layers %u to %u of %u have no logits: the last stage does", h.here.begin, h.here.end - 1,
+             h.n_layer());
+    }
+    if (h.encodes && (output.logits || output.score)) {
         fail(KVG_UNSUPPORTED, "architecture '%s' is an encoder and has no logits: ask for embeddings", model_.arch().name);
     }
     if (output.score && !output.logits) {
@@ -204,7 +209,7 @@ int64_t step::append(int64_t seq, int64_t token, const kvg_output * output) {
     const auto seq_id = static_cast<int32_t>(seq);
     const int32_t seq_begin[] = {0, 1};
     const uint8_t wanted = 1;
-    return decode({sizeof(kvg_batch), 1, &id, &pos, seq_begin, &seq_id, &wanted, nullptr}, output);
+    return decode({sizeof(kvg_batch), 1, &id, &pos, seq_begin, &seq_id, &wanted, nullptr, nullptr}, output);
 }
 
 } // namespace kvg

@@ -45,7 +45,7 @@ def draft_model_of(draft: object, model: Model, context: dict[str, Any]) -> Draf
     if not isinstance(draft, Model):
         raise InvalidArgumentError(f'draft must be "ngram", a pykvgraph.Model or None, got {shown(draft)}')
     require_same_tokens(model, draft)
-    draft._require_logits()
+    draft._require_whole()
     return draft, {**{name: value for name, value in context.items() if name in _SIZES}, "swa_full": True}
 
 

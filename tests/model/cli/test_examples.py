@@ -17,6 +17,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from support.models import ModelSpec, write_model
 
 import pykvgraph as kvg
 from pykvgraph.models import embedded_model
@@ -97,6 +98,46 @@ def test_a_text_that_outlives_its_process(stories: Path, kill_after: int) -> Non
     assert said.stdout == greedy_text(stories, "Once upon a time", 60) + "\n", said.stderr
     found = re.findall(r"\[killed; (\d+) tokens decoded here, the next one after \d+ ms\]", said.stderr)
     assert [int(n) in (1, 2) for n in found] == [True] * (kill_after > 0)
+
+
+@pytest.mark.slow
+def test_one_model_in_several_processes(stories: Path) -> None:
+    expected = greedy_text(stories, "Once upon a time", 40) + "\n"
+    said = run("pipeline.py", "-m", stories, "-n", "40", "--stages", "3")
+    assert said.stdout == expected, said.stderr
+    with kvg.Model(stories) as model:
+        n_tokens, n_embd = len(model.tokenizer.encode("Once upon a time")) + 40, model.n_embd
+    n_bytes = 41 * 29 + n_tokens * (14 + 4 * n_embd)  # of a frame, of a token
+    assert f"[{n_tokens} tokens: {n_bytes:,} bytes from each of 3 stages to the next]" in said.stderr
+    killed = run(
+        "pipeline.py", "-m", stories, "-n", "40", "--stages", "2", "--kill-after", "20", "--then", "3"
+    )
+    assert killed.stdout == expected, killed.stderr
+    assert "[a stage was killed; " in killed.stderr
+
+
+@pytest.mark.slow
+def test_a_model_that_no_process_has_room_for(tmp_path: Path, stories: Path) -> None:
+    """Under `ulimit -v`: with all layers it is refused, and three stages answer."""
+    spec = ModelSpec(n_layer=12, n_embd=512, n_head=8, n_head_kv=8, n_ff=2048)  # 16 MiB a layer
+    path = write_model(spec, tmp_path)
+    measured = "import resource, sys; import pykvgraph as kvg; from support.limits import read_size; "
+    measured += "ctx = kvg.Context(kvg.Model(sys.argv[1]), n_ctx=64); ctx.append(1); "
+    measured += "ctx.model.tokenizer.encode('a'); print(read_size('VmPeak') >> 10)"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    base = int(subprocess.run([sys.executable, "-c", measured, stories], capture_output=True, env=env).stdout)
+    room = base + (path.stat().st_size >> 10) * 2 // 3
+    command = [sys.executable, str(EXAMPLES / "pipeline.py"), "-m", str(path), "-n", "8", "-c", "64"]
+
+    def limited(n_stages: int, kib: int | str) -> subprocess.CompletedProcess[str]:
+        script = [f'ulimit -v {kib}; exec "$@"', "-", *command, "--stages", str(n_stages)]
+        return subprocess.run(["sh", "-c", *script], capture_output=True, text=True, env=env, timeout=120)
+
+    refused = limited(1, room)
+    assert refused.returncode == 1 and "pipeline.py: " in refused.stderr
+    expected = limited(1, "unlimited")
+    answered = limited(3, room)
+    assert answered.returncode == 0 and answered.stdout == expected.stdout, answered.stderr
 
 
 def test_story_goes_on_and_on(stories: Path) -> None:

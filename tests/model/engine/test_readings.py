@@ -37,7 +37,7 @@ class Parts:
         self.n_tokens: list[int] = []
         self.steps: list[int] = []
         self.engine, self.before, self.decode = engine, before, engine.context.decode
-        engine.context.decode = self  # type: ignore[method-assign]
+        engine.context.decode = self  # type: ignore[method-assign,assignment]
 
     def __call__(self, batch: kvg.Batch, *, scores: bool = False) -> None:
         self.n_tokens.append(len(batch))

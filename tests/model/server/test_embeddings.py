@@ -173,7 +173,7 @@ class Parts:
             time.sleep(0.005)  # so that a stream lasts
             return decode_rows(batch)
 
-        engine.context.decode = heard  # type: ignore[method-assign]
+        engine.context.decode = heard  # type: ignore[method-assign,assignment]
         engine.context.decode_rows = slow  # type: ignore[method-assign]
         return engine
 
