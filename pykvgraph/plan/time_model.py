@@ -75,21 +75,6 @@ class TimeModel:
         """Of the next token of a text that has so many tokens of a prompt and of an answer."""
         return self.seconds(1, n_in + n_out + 1)
 
-    def tokens_within(self, seconds: float, n_talking: int, n_cells: int, first: int, most: int) -> int:
-        """How many tokens of a prompt fit into a step beside texts that talk; 0: none.
-
-        n_talking: texts that say a token each, and attend to n_cells in all. first: tokens of the prompt that
-        are decoded already. most: no more than so many are asked for.
-        """
-        low, high = 0, most  # seconds() grows with the tokens, but for the step from few to many
-        while low < high:
-            n = (low + high + 1) // 2
-            if self.seconds(n_talking + n, n_cells + cells_of_run(first, n)) <= seconds:
-                low = n
-            else:
-                high = n - 1
-        return low
-
 
 def cells_of_run(first: int, n: int) -> int:
     """What n tokens of one text attend to, added up; first: tokens of it before them."""

@@ -50,18 +50,6 @@ def test_prompts_and_answers() -> None:
     assert model.next_token(100, 20) == pytest.approx(true_seconds(1, 121))
 
 
-@pytest.mark.parametrize("first", [0, 3000])
-def test_tokens_within(first: int) -> None:
-    """One more would take longer."""
-    model = TimeModel.fit(samples())
-    n = model.tokens_within(0.1, 2, 5000, first, 512)
-    assert 8 < n < 512
-    assert true_seconds(2 + n, 5000 + cells_of_run(first, n)) <= 0.1
-    assert true_seconds(3 + n, 5000 + cells_of_run(first, n + 1)) > 0.1
-    assert model.tokens_within(100.0, 2, 5000, first, 512) == 512
-    assert model.tokens_within(0.001, 2, 5000, first, 512) == 0
-
-
 def test_no_coefficient_is_negative() -> None:
     """The best of a fine grid of such coefficients is no better."""
     rows = [(1.0, 1.0, 3.0), (1.0, 2.0, 1.0), (1.0, 3.0, 0.5), (1.0, 4.0, 2.0)]
