@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pykvgraph as kvg
+from pykvgraph.plan.memory_model import learn_memory
 from support.architectures import ArchSpec
 from support.kept_graphs import SMALL, grow_graphs, saved_by_cpu
 from support.models import WeightType
@@ -70,3 +71,18 @@ def compare(
     for before, after in zip(plan, held, strict=True):
         for kind in ("weight_bytes", "cache_bytes", "compute_bytes"):
             yield Compared(after.device, kind, getattr(before, kind), getattr(after, kind))
+
+
+def by_coefficients(path: Path, kv_type: str) -> Iterator[Compared]:
+    """What the five coefficients of `pykvgraph plan` say of the CPU, beside exact plans of other sizes.
+
+    A prompt of so many tokens, decoded at once, and a cache of as many cells; they were learned from plans
+    of 256 to 2,048.
+    """
+    options: dict[str, Any] = {"device": "cpu", "type_k": kv_type, "type_v": kv_type, "n_threads": 1}
+    model = learn_memory(path, **options)
+    for n in (640, 1900, 8000):
+        (part,) = kvg.plan_memory(path, n_ctx=n, n_batch=n, n_ubatch=n, **options)
+        planned = part.cache_bytes + part.compute_bytes
+        yield Compared("CPU", f"a prompt of {n}", round(model.prefill(1, n)), planned)
+        yield Compared("CPU", f"a cache of {n}", round(model.next_token(n, 0)), part.cache_bytes)
