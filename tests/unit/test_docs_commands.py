@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -24,7 +25,7 @@ def commands_of(page: Path) -> list[list[str]]:
     prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     # "pykvgraph bench" there is a verb's name
     lines += [line for line in re.findall(r"`([^`\n]+)`", prose) if not re.fullmatch(r"pykvgraph \w+", line)]
-    programs = re.compile(r"(\w+=\S+ )*(pykvgraph|make|python) ")
+    programs = re.compile(r"(\w+=\S+ )*(pykvgraph|make|python|pytest) ")
     return [command(line) for line in lines if programs.match(line)]
 
 
@@ -52,6 +53,19 @@ def check(words: list[str]) -> None:
         assert re.search(rf"^{re.escape(arguments[0])}:", targets, re.MULTILINE), f"no target {arguments[0]}"
     elif program == "python" and arguments[0].endswith(".py"):
         assert (ROOT / arguments[0]).exists(), f"no script {arguments[0]}"
+    elif program == "pytest":
+        for name in [word for word in arguments if ".py" in word]:
+            check_test(name)
+
+
+def check_test(name: str) -> None:
+    """FILE or FILE::FUNCTION, as pytest takes them in tests/."""
+    path, _, function = name.partition("::")
+    file = ROOT / "tests" / path
+    assert file.exists(), f"no file {path}"
+    if function:
+        found = ast.parse(file.read_text(encoding="utf-8")).body
+        assert function in [node.name for node in found if isinstance(node, ast.FunctionDef)], f"no {name}"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands_of(page)], ids=lambda page: page.name)
@@ -73,6 +87,8 @@ def test_commands(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "pykvgraph bench --nothing",
         "pykvgraph passkey --trials 0",
         "make nothing",
+        "pytest unit/test_nothing.py",
+        "pytest unit/test_docs.py::test_nothing",
     ],
 )
 def test_what_is_no_command(line: str) -> None:
