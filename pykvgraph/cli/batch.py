@@ -7,12 +7,9 @@ import dataclasses
 import hashlib
 import io
 import os
-import shutil
 import stat
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 import click
@@ -22,6 +19,7 @@ from pykvgraph.cli.adapters import Adapters, adapter_options
 from pykvgraph.cli.answer_file import AnswerFile
 from pykvgraph.cli.compare import Answered, differences, longest, report, show
 from pykvgraph.cli.draft import draft_options
+from pykvgraph.cli.progress import progress_on_terminal
 from pykvgraph.cli.question import Arrivals, Line, parse, question_of
 from pykvgraph.cli.show import print_json
 from pykvgraph.cli.verb import (
@@ -45,8 +43,6 @@ from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.params.params import ContextParams
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from pykvgraph.chat.messages import MessageTokens
     from pykvgraph.engine import Engine, Request
     from pykvgraph.engine.types import Completion
@@ -161,7 +157,10 @@ def batch(
             known = loaded._fingerprint(engine.adapters)
             job = BatchRun(engine, MessageTokens(loaded), file, known, keeps=compare)
             n_bytes = _n_bytes(prompts)
-            with Interruptible() as work, _progress(shown=bool(n_bytes) and answers != "-") as progress:
+            with (
+                Interruptible() as work,
+                progress_on_terminal(shown=bool(n_bytes) and answers != "-") as progress,
+            ):
                 bar = progress.add_task(job.told(), total=n_bytes)
                 job.run(prompts, lambda n: progress.update(bar, advance=n, description=job.told()))
                 progress.update(bar, completed=n_bytes)  # with empty lines at the end
@@ -198,40 +197,6 @@ def _compared(job: BatchRun, model: Model, n_ctx: int, sizes: dict[str, Any]) ->
     with kvg.Context(model, n_ctx=longest(shared), adapters=sizes["adapters"], **of_context) as ctx:
         found = differences(pairs, ctx)
     return report(sum(len(said.samples) for said, _ in pairs), job.n_drawn, found)
-
-
-@contextlib.contextmanager
-def _progress(shown: bool) -> Iterator[Progress]:
-    """On a terminal, as wide as that is. shown: whether it is known how much there is to do."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (
-        BarColumn(bar_width=None),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    if not shown or not sys.stderr.isatty():
-        yield Progress(disable=True, console=Console(stderr=True))
-        return
-    with _stderr_alone() as stderr:
-        console = Console(file=stderr, width=os.get_terminal_size(stderr.fileno()).columns or None)
-        with Progress(*columns, console=console, expand=True) as progress:
-            yield progress
-
-
-@contextlib.contextmanager
-def _stderr_alone() -> Iterator[IO[str]]:
-    """A stderr for one alone; what libraries print there meanwhile comes behind the block."""
-    with tempfile.TemporaryFile() as others, open(os.dup(2), "w", encoding="utf-8") as own:
-        os.dup2(others.fileno(), 2)
-        try:
-            yield own
-        finally:
-            os.dup2(own.fileno(), 2)
-            others.seek(0)
-            shutil.copyfileobj(others, own.buffer)
 
 
 def _n_bytes(source: IO[bytes]) -> int:

@@ -57,11 +57,32 @@ def prompt_options(command: _Command) -> _Command:
     return run
 
 
+def text_option(help_text: str, **settings: Any) -> Callable[[_Command], _Command]:
+    """`-f` in verbs that read a text and go on with none; the command gets it as `text`, or None."""
+
+    def add(command: _Command) -> _Command:
+        @functools.wraps(command)
+        def run(*, text_file: IO[str] | None, **others: Any) -> None:
+            command(text=None if text_file is None else _read(text_file), **others)
+
+        return option(
+            "-f",
+            "--file",
+            "text_file",
+            type=click.File(encoding="utf-8", errors="strict", lazy=True),
+            metavar="FILE",
+            help=help_text,
+            **settings,
+        )(run)
+
+    return add
+
+
 def _read(source: IO[str]) -> str:
     try:
         return source.read().removesuffix("\n")
     except UnicodeDecodeError as error:
-        raise click.ClickException(f"{source.name} is no prompt: it is not text in UTF-8") from error
+        raise click.ClickException(f"{source.name} can't be read: it is not text in UTF-8") from error
 
 
 def escaped(text: str) -> str:

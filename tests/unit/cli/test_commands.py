@@ -52,6 +52,7 @@ def test_the_verbs_of_this_version() -> None:
         "info",
         "inspect",
         "passkey",
+        "perplexity",
         "plan",
         "serve",
     ]
