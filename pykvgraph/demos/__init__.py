@@ -1,1 +1,1 @@
-"""What the command line shows: passkey, dialogue, recall, a script of cells; perplexity."""
+"""What the command line shows: passkey, dialogue, recall, a script of cells; perplexity, quality."""

@@ -54,6 +54,7 @@ def test_the_verbs_of_this_version() -> None:
         "passkey",
         "perplexity",
         "plan",
+        "quality",
         "serve",
     ]
     shown = run("--help").stdout

@@ -1,0 +1,270 @@
+"""Cases of `pykvgraph quality`: ways to get a text into the cache, each written as a line.
+
+A case is one of FORMS. `ctk TYPE` and `ctv TYPE`, the types of K and V, are cases too, and may stand before
+each of the others: `ctk q8_0 ctv q8_0 shift keep=32 discard=512`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from pykvgraph.checks import shown
+from pykvgraph.context.context import Context
+from pykvgraph.context.context_shift import ContextShift
+from pykvgraph.errors import InvalidArgumentError, UnsupportedError
+from pykvgraph.kv_cache.cache import KVCache
+from pykvgraph.params.params import CACHE_TYPES, ContextParams
+from pykvgraph.sequence.long_reader import LongReader
+from pykvgraph.sequence.prefill import Prefill
+
+FORMS = (
+    "full",  # everything is decoded as it stands
+    "shift keep=K discard=N [cells=N]",  # through fewer cells than the text has tokens
+    "self-extend N",
+    "edit A:B [repair=K]",
+    "link NxM [repair=K]",
+)
+TEXT, APART = 0, 1  # the sequence of the text, and that of parts which are read alone
+Ids = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A text as it is to stand in the cache: ids. bos: what the model wants before a text; None: nothing.
+
+    other: tokens from elsewhere, of which an edit takes those that it cuts out. cut: where it cuts and which
+    tokens, in place of what its case says.
+    """
+
+    ids: Ids
+    bos: int | None = None
+    other: Ids = ()
+    cut: tuple[int, Ids] | None = None
+
+
+class ReadingWay(Protocol):
+    """A way to get a text into the cache."""
+
+    name: ClassVar[str]
+
+    def n_extra(self) -> int:
+        """Cells that it takes on its way beyond one for each token."""
+
+    def read(self, ctx: Context, passage: Passage) -> None:
+        """Decodes the text in sequence TEXT of an empty cache, and does to it what is to be done.
+
+        Raises InvalidArgumentError for a text that it can't be done to, and what operations of the cache do.
+        """
+
+
+@dataclass(frozen=True)
+class FullText:
+    """Everything is decoded as it stands."""
+
+    name: ClassVar[str] = "full"
+
+    def n_extra(self) -> int:
+        """None."""
+        return 0
+
+    def read(self, ctx: Context, passage: Passage) -> None:
+        """Batch by batch."""
+        append(ctx, TEXT, passage.ids)
+
+
+@dataclass(frozen=True)
+class ShiftedText:
+    """A context shift whenever n_cells have a token; n_cells None: half of the text's tokens."""
+
+    n_keep: int
+    n_discard: int
+    n_cells: int | None
+    name: ClassVar[str] = "shift"
+
+    def __post_init__(self) -> None:
+        if not self.n_discard:
+            raise InvalidArgumentError("discard is 0: a shift discards one token or more")
+
+    def n_extra(self) -> int:
+        """None."""
+        return 0
+
+    def read(self, ctx: Context, passage: Passage) -> None:
+        """Batch by batch, each of no more tokens than the kept ones leave room for."""
+        n_cells = self.n_cells or max(len(passage.ids) // 2, 1)
+        n_at_once = min(ctx.n_batch, n_cells - self.n_keep)
+        if n_at_once < 1:
+            raise InvalidArgumentError(
+                f"keep is {self.n_keep}, and there are {n_cells} cells: nothing is left"
+            )
+        shift = ContextShift(self.n_keep, self.n_discard)
+        for begin in range(0, len(passage.ids), n_at_once):
+            part = passage.ids[begin : begin + n_at_once]
+            while ctx.kv.n_used + len(part) > n_cells:
+                shift.apply(ctx.kv, TEXT)
+            append(ctx, TEXT, part)
+
+
+@dataclass(frozen=True)
+class ExtendedText:
+    """n_grp neighbouring tokens share a position, but for those of the last batch (LongReader)."""
+
+    n_grp: int
+    name: ClassVar[str] = "self-extend"
+
+    def __post_init__(self) -> None:
+        if self.n_grp < 1:
+            raise InvalidArgumentError("self-extend 0: groups have one token or more")
+
+    def n_extra(self) -> int:
+        """None."""
+        return 0
+
+    def read(self, ctx: Context, passage: Passage) -> None:
+        """As a LongReader does."""
+        LongReader(ctx, seq=TEXT, n_keep=0, n_grp=self.n_grp).read(passage.ids)
+
+
+@dataclass(frozen=True)
+class EditedText:
+    """p1 - p0 other tokens come at position p0 while the text is read, and are cut out then."""
+
+    p0: int
+    p1: int
+    repair: int
+    name: ClassVar[str] = "edit"
+
+    def __post_init__(self) -> None:
+        if self.p0 >= self.p1:
+            raise InvalidArgumentError(
+                f"edit {self.p0}:{self.p1} cuts nothing: give it as A:B with A below B"
+            )
+        _require_no_repair(self.repair)
+
+    def n_extra(self) -> int:
+        """Those that are cut out."""
+        return self.p1 - self.p0
+
+    def read(self, ctx: Context, passage: Passage) -> None:
+        """The whole; then edit()."""
+        p0, cut = passage.cut or (self.p0, passage.other[: self.p1 - self.p0])
+        n, first = len(passage.ids), int(passage.bos is not None)
+        if not first <= p0 <= n:
+            raise InvalidArgumentError(f"edit {self.p0}:{self.p1}: the text has positions {first} to {n}")
+        for part in (passage.ids[:p0], cut, passage.ids[p0:]):
+            append(ctx, TEXT, part)
+        edit(ctx.kv, TEXT, p0, p0 + len(cut), self.repair)
+
+
+@dataclass(frozen=True)
+class LinkedText:
+    """The last n_parts times n_tokens of the text are read in so many parts, each alone, and linked."""
+
+    n_parts: int
+    n_tokens: int
+    repair: int
+    name: ClassVar[str] = "link"
+
+    def __post_init__(self) -> None:
+        if not self.n_parts or not self.n_tokens:
+            raise InvalidArgumentError("link: parts, and tokens of a part, are one or more")
+        _require_no_repair(self.repair)
+
+    def n_extra(self) -> int:
+        """BOS of the part that is read alone."""
+        return 1
+
+    def read(self, ctx: Context, passage: Passage) -> None:
+        """What comes before them is decoded as it stands."""
+        begin = len(passage.ids) - self.n_parts * self.n_tokens
+        if begin < int(passage.bos is not None):
+            raise InvalidArgumentError(
+                f"link {self.n_parts}x{self.n_tokens} needs more tokens than the text's {len(passage.ids)}"
+            )
+        append(ctx, TEXT, passage.ids[:begin])
+        for p in range(begin, len(passage.ids), self.n_tokens):
+            link(ctx, TEXT, passage.ids[p : p + self.n_tokens], passage.bos, self.repair)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way to get a text into a cache of some types. text: as it is typed, one blank between words."""
+
+    text: str
+    way: ReadingWay
+    type_k: str = ContextParams.type_k
+    type_v: str = ContextParams.type_v
+
+    @property
+    def policy(self) -> str:
+        """What cases have in common that differ in the numbers of their operation alone."""
+        types = (("ctk", self.type_k, ContextParams.type_k), ("ctv", self.type_v, ContextParams.type_v))
+        words = [f"{name} {value}" for name, value, default in types if value != default]
+        return " ".join(words if words and isinstance(self.way, FullText) else [*words, self.way.name])
+
+
+FULL = Case("full", FullText())
+
+
+def parse_case(text: str) -> Case:
+    """A case as it is typed. Raises InvalidArgumentError, and UnsupportedError for a repair."""
+    words = text.split()
+    types = {"ctk": ContextParams.type_k, "ctv": ContextParams.type_v}
+    rest = list(words)
+    while len(rest) > 1 and rest[0] in types:
+        name, value, rest = rest[0], rest[1].lower(), rest[2:]
+        if value not in CACHE_TYPES:
+            raise InvalidArgumentError(f"{name} {shown(value)}: expected one of {', '.join(CACHE_TYPES)}")
+        types[name] = value
+    line = " ".join(rest) if rest or not words else "full"
+    for pattern, make in _WAYS:
+        found = re.fullmatch(pattern.replace("N", r"(\d{1,8})"), line)
+        if found:
+            numbers = (None if each is None else int(each) for each in found.groups())
+            return Case(" ".join(words), make(*numbers), types["ctk"], types["ctv"])
+    forms = ", ".join(repr(form) for form in (*FORMS, "ctk TYPE", "ctv TYPE"))
+    raise InvalidArgumentError(f"{shown(text)} is no case: expected one of {forms}")
+
+
+_WAYS: tuple[tuple[str, Callable[..., ReadingWay]], ...] = (
+    ("full", FullText),
+    ("shift keep=N discard=N(?: cells=N)?", ShiftedText),
+    ("self-extend N", ExtendedText),
+    ("edit N:N(?: repair=N)?", lambda p0, p1, repair: EditedText(p0, p1, repair or 0)),
+    ("link NxN(?: repair=N)?", lambda n, m, repair: LinkedText(n, m, repair or 0)),
+)
+
+
+def append(ctx: Context, seq: int, ids: Ids) -> None:
+    """Decodes ids at the end of a sequence, without outputs."""
+    prefill = Prefill(ctx, seq, None)
+    for begin in range(0, len(ids), ctx.n_batch):
+        prefill.append_batch(ids[begin : begin + ctx.n_batch])
+
+
+def edit(kv: KVCache, seq: int, p0: int, p1: int, repair: int) -> None:
+    """Cuts positions [p0, p1) out of a sequence; those behind move down. repair: 0 until there is one."""
+    kv.seq_rm(seq, p0, p1)
+    kv.seq_add(seq, p1, -1, p0 - p1)
+
+
+def link(ctx: Context, seq: int, ids: Ids, bos: int | None, repair: int) -> None:
+    """Reads ids alone, behind BOS where the model wants it, and appends their cells to a sequence.
+
+    repair: 0 until there is one.
+    """
+    kv, n_front = ctx.kv, int(bos is not None)
+    append(ctx, APART, ids if bos is None else [bos, *ids])
+    end = kv.seq_pos_max(seq) + 1
+    kv.seq_rm(APART, 0, n_front)
+    kv.seq_add(APART, n_front, -1, end - n_front)
+    kv.seq_cp(APART, seq, end, -1)
+    kv.seq_rm(APART, -1, -1)
+
+
+def _require_no_repair(n: int) -> None:
+    if n:
+        raise UnsupportedError(f"repair={n}: this version can't decode tokens again in place; leave it out")
