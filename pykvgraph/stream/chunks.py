@@ -47,7 +47,7 @@ def scatter(ctx: Context, seq: int, layout: Layout, p0: int = 0, p1: int = -1) -
     seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
     p0, p1 = integer(p0, "p0", 0), integer(p1, "p1")
     try:
-        ctx.kv._handle.call(lambda context: flush(_part(context, shape, layout, seq, p0, p1)))
+        ctx.kv._handle.call(lambda context: flush(_part(context, shape, layout, seq, p0, p1), together=True))
     except BaseException:
         layout.close()
         raise

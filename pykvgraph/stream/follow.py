@@ -11,8 +11,6 @@ from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from pykvgraph._native.kv import read_bounds
 from pykvgraph.checks import integer
 from pykvgraph.context.context import Context
@@ -69,7 +67,7 @@ class Following:
         self._tap = Tap(ctx.kv._handle, self._seq, MAX_BYTES if self.level >= 2 else 0)
         try:
             self._end = self._stated = ctx.kv._handle.call(self._begin)
-            flush(self._text(said or ()))
+            flush(self._text(said or ()), together=self.level > 0)
             if self.level >= 2:
                 self._sender = Sender(self._tap, self._shape, layout)
         except BaseException:
@@ -115,7 +113,7 @@ class Following:
         self._end_all()
 
     def _begin(self, context: int) -> int:
-        flush(self._whole(context))
+        flush(self._whole(context), together=self.level > 0)
         return self._last(context)
 
     def _whole(self, context: int) -> Iterator[Region]:
@@ -139,7 +137,7 @@ class Following:
                     f"{told.n_decodes} decodes since the last send(): call it after each"
                 )
             if self._sender is None:
-                self._ctx.kv._handle.call(lambda context: flush(news(context, told)))
+                self._ctx.kv._handle.call(lambda context: flush(news(context, told), together=self.level > 0))
                 return
             regions = self._ctx.kv._handle.call(lambda context: list(news(context, told)))
             sent = self._sender.put(regions)
@@ -204,6 +202,8 @@ class Sender:
         self._order = sorted(shape.rows)  # of layers, as a graph computes them
         self._n_taken = 0  # layers of the micro-batch that is being computed
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._taken: list[_Job] = []  # jobs that the thread is at
+        self._is_over = False  # there are no more
         self._n_bytes = 0  # of jobs
         self._lock = threading.Lock()  # of it
         self._error: BaseException | None = None
@@ -212,7 +212,7 @@ class Sender:
 
     def put(self, regions: list[Region]) -> Future[None]:
         """They are flushed when what was tapped before is."""
-        n_bytes = sum(_n_bytes(region) for region in regions)
+        n_bytes = sum(region.n_bytes for region in regions)
         job = _Job(regions, n_bytes, Future())
         with self._lock:
             if self._n_bytes and self._n_bytes + n_bytes > MAX_BYTES:
@@ -233,28 +233,53 @@ class Sender:
             self._thread.join()
 
     def _run(self) -> None:
-        job: _Job | None = None
         try:
-            while True:
-                if (item := self.tap.next()) is not None:
-                    flush(self._rows(item))
+            after: Tapped | None = None
+            while not self._is_over:
+                item, after = after or self.tap.next(), None
+                if not item.is_mark:
+                    flush(self._rows(item), together=True)
                     continue
-                if (job := self._jobs.get()) is None:
-                    return
-                self._require_whole()
-                flush(job.regions)
+                after = self._take_jobs()
+                if self._taken:
+                    self._require_whole()
+                flush((region for job in self._taken for region in job.regions), together=True)
                 with self._lock:
-                    self._n_bytes -= job.n_bytes
-                job.sent.set_result(None)
+                    self._n_bytes -= sum(job.n_bytes for job in self._taken)
+                for job in self._taken:
+                    job.sent.set_result(None)
+                self._taken.clear()
         except BaseException as error:
             slow = isinstance(error, DeviceError)  # the tap is over
             failure = TransportError(f"the other end doesn't keep up: {error}") if slow else error
             self._error = failure
             self._layout.close()
-            while job is not None or (job := self._jobs.get()) is not None:
-                if not job.sent.done():
-                    job.sent.set_exception(failure)
-                job = None
+            while True:
+                for job in self._taken:
+                    if not job.sent.done():
+                        job.sent.set_exception(failure)
+                self._taken.clear()
+                if self._is_over:
+                    return
+                self._take_job()
+
+    def _take_jobs(self) -> Tapped | None:
+        """The job of a mark, and those of the marks behind it: several tokens, when the other end lags.
+
+        Returns what comes after them, as far as it has come.
+        """
+        while True:
+            self._take_job()
+            after = None if self._is_over else self.tap.now()
+            if after is None or not after.is_mark:
+                return after
+
+    def _take_job(self) -> None:
+        job = self._jobs.get()
+        if job is None:
+            self._is_over = True
+        else:
+            self._taken.append(job)
 
     def _rows(self, item: Tapped) -> Iterator[Region]:
         layer = self._shape.geometry.groups[item.group].layers[item.layer]
@@ -280,7 +305,3 @@ class _Job(NamedTuple):
     regions: list[Region]
     n_bytes: int
     sent: Future[None]
-
-
-def _n_bytes(region: Region) -> int:
-    return region.data.nbytes if isinstance(region.data, np.ndarray) else len(region.data)

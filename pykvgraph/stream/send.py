@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -20,7 +20,11 @@ from pykvgraph.stream.steps import Region, end, layer_rows, pack_runs, runs_of
 from pykvgraph.stream.transports.device import DeviceTransport
 from pykvgraph.stream.transports.transport import Transport
 
+if TYPE_CHECKING:
+    from pykvgraph.stream.transports.transport import Bytes
+
 MOST = 3
+TOGETHER_BYTES = 1 << 20
 
 
 def level_of(level: int | None) -> int:
@@ -45,7 +49,9 @@ def stream_out(ctx: Context, seq: int, layout: Layout, level: int | None = None)
     seq = integer(seq, "seq", 0, ctx.n_seq_max - 1)
     try:
         ctx.kv._handle.call(
-            lambda context: flush(whole(context, shape, seq, ctx.kv._pending.saved, layout, in_runs))
+            lambda context: flush(
+                whole(context, shape, seq, ctx.kv._pending.saved, layout, in_runs), together=not in_runs
+            )
         )
         flush(end(layout))
     except BaseException:
@@ -84,13 +90,30 @@ def shape_for(ctx: Context, layout: Layout, *, whole: bool) -> Shape:
     return shape
 
 
-def flush(regions: Iterable[Region]) -> None:
-    """Raises TransportError."""
-    for transport, key, data in regions:
-        if isinstance(data, PackedRows):
-            cast("DeviceTransport", transport).flush_rows(key, data)
+def flush(regions: Iterable[Region], *, together: bool = False) -> None:
+    """Raises TransportError.
+
+    together: those that follow each other over one transport go in one call, about TOGETHER_BYTES at a time.
+    """
+    waiting: list[Region] = []
+    n_bytes = 0
+    for region in regions:
+        fits = together and n_bytes < TOGETHER_BYTES and not isinstance(region.data, PackedRows)
+        if waiting and not (fits and waiting[0].transport is region.transport):
+            _flush_all(waiting)
+            waiting, n_bytes = [], 0
+        if isinstance(region.data, PackedRows):
+            cast("DeviceTransport", region.transport).flush_rows(region.key, region.data)
         else:
-            transport.flush(key, data)
+            waiting.append(region)
+            n_bytes += region.n_bytes
+    _flush_all(waiting)
+
+
+def _flush_all(regions: Sequence[Region]) -> None:
+    """Of one transport."""
+    if regions:
+        regions[0].transport.flush_all((region.key, cast("Bytes", region.data)) for region in regions)
 
 
 def whole(

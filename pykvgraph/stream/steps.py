@@ -61,6 +61,10 @@ class Region(NamedTuple):
     key: str
     data: bytes | npt.NDArray[np.uint8] | State | PackedRows
 
+    @property
+    def n_bytes(self) -> int:
+        return self.data.nbytes if isinstance(self.data, np.ndarray) else len(self.data)
+
 
 class NewCells(NamedTuple):
     """New cells of a group, by position."""

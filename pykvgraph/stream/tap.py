@@ -16,12 +16,19 @@ _LONGEST_WAIT = 500  # milliseconds: a process that ends waits for calls
 
 
 class Tapped(NamedTuple):
-    """A layer's rows of some new tokens: K of each, then V. layer: an index into the group's layers."""
+    """A layer's rows of some new tokens: K of each, then V. layer: an index into the group's layers.
+
+    is_mark: it has no rows: what `mark` has put there.
+    """
 
     group: int
     layer: int
     positions: npt.NDArray[np.int32]
     rows: npt.NDArray[np.uint8]
+
+    @property
+    def is_mark(self) -> bool:
+        return not len(self.positions)
 
 
 class TapReport(NamedTuple):
@@ -68,18 +75,22 @@ class Tap(Closable):
         """What comes after this was computed later. It wakes the thread that waits."""
         self._handle.call(lib().kvg_tap_mark)
 
-    def next(self) -> Tapped | None:
-        """What came first, or None for a mark; waits for it. Raises DeviceError when the tap is over."""
+    def next(self) -> Tapped:
+        """What came first; waits for it. Raises DeviceError when the tap is over."""
         while True:
-            found = self._handle.call(_next)
+            found = self._handle.call(_next, _LONGEST_WAIT)
             if found is not None:
-                return found if len(found.positions) else None
+                return found
+
+    def now(self) -> Tapped | None:
+        """What came first; None: nothing has come yet. Raises DeviceError when the tap is over."""
+        return self._handle.call(_next, 0)
 
 
-def _next(tap: int) -> Tapped | None:
-    """None: nothing came. A mark has no positions."""
+def _next(tap: int, milliseconds: int) -> Tapped | None:
+    """None: nothing came."""
     told = sized(KvgTapped)
-    lib().kvg_tap_next(tap, _LONGEST_WAIT, ctypes.byref(told))
+    lib().kvg_tap_next(tap, milliseconds, ctypes.byref(told))
     if told.group < 0:
         return None
     found = Tapped(told.group, told.layer, np.empty(told.n_cells, np.int32), np.empty(told.n_bytes, np.uint8))

@@ -12,6 +12,7 @@ from pykvgraph.errors import TransportError
 from pykvgraph.stream.transports.frame import FrameError
 from pykvgraph.stream.transports.framed import FramedTransport
 from pykvgraph.stream.transports.hello import CHALLENGE_BYTES, WELCOME_BYTES, ConnectorSide
+from pykvgraph.stream.transports.pieces import Pieces, behind, size_of
 from pykvgraph.stream.transports.socket_address import SocketAddress
 
 
@@ -87,20 +88,18 @@ class SocketTransport(FramedTransport):
         with self._using, contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _write(self, header: bytes, part: memoryview) -> None:
+    def _write(self, pieces: Pieces) -> None:
         try:
-            n_sent = self._socket.sendmsg((header, part))
-            if n_sent < len(header) + part.nbytes:
-                self._write_rest(header, part, n_sent)
+            n_sent = self._socket.sendmsg(pieces)
+            if n_sent < size_of(pieces):
+                self._write_rest(behind(pieces, n_sent))
         except OSError as error:
             raise self._explained(error, f"the other end has taken nothing for {self.timeout:g} s") from None
 
-    def _write_rest(self, header: bytes, part: memoryview, n_sent: int) -> None:
+    def _write_rest(self, pieces: Pieces) -> None:
         deadline = time.monotonic() + self.timeout
-        while n_sent < len(header) + part.nbytes:
-            rest = header[n_sent:] if n_sent < len(header) else part[n_sent - len(header) :]
-            n_sent += self._socket.send(rest)
-            if time.monotonic() > deadline and n_sent < len(header) + part.nbytes:
+        while pieces := behind(pieces, self._socket.sendmsg(pieces)):
+            if time.monotonic() > deadline:
                 raise TimeoutError
 
     def _read(self, into: memoryview, what: str) -> None:

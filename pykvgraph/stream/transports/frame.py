@@ -58,6 +58,11 @@ def frames(key: str, region: memoryview) -> Iterator[tuple[bytes, memoryview]]:
         yield fields + _digest(fields, part), part
 
 
+def framed_bytes(n_bytes: int) -> int:
+    """What the frames of a region of that size take."""
+    return n_bytes + max(1, -(-n_bytes // PART_BYTES)) * HEADER_BYTES
+
+
 def read_header(raw: bytes | bytearray) -> FrameHeader:
     """raw: HEADER_BYTES. Raises FrameError."""
     return _read_fields(bytes(raw[: _FIELDS.size]))

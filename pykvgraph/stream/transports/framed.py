@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
 from pykvgraph.errors import TransportError
 from pykvgraph.kv_cache.saved.device_rows import PackedRows
 from pykvgraph.stream.transports.arrived import Arrived
 from pykvgraph.stream.transports.frame import FrameError, FrameHeader, frames, read_region
+from pykvgraph.stream.transports.pieces import Pieces, gathered
 from pykvgraph.stream.transports.transport import Transport
 
 
@@ -24,16 +26,23 @@ class FramedTransport(Transport):
         self._arrived = Arrived(queue_bytes)
 
     @abstractmethod
-    def _write(self, header: bytes, part: memoryview) -> None:
-        """A frame. Raises TransportError, also when the other end takes nothing for `timeout` seconds."""
+    def _write(self, pieces: Pieces) -> None:
+        """Headers and parts of frames, in turn.
+
+        Raises TransportError, also when the other end takes nothing for `timeout` seconds.
+        """
 
     @abstractmethod
     def _read(self, into: memoryview, what: str) -> None:
         """All of these bytes, within `timeout` seconds. what: for the message. Raises TransportError."""
 
     def _send(self, key: str, data: memoryview) -> None:
-        for header, part in frames(key, data):
-            self._write(header, part)
+        self._send_all([(key, data)])
+
+    def _send_all(self, regions: Sequence[tuple[str, memoryview]]) -> None:
+        framed = (piece for key, data in regions for frame in frames(key, data) for piece in frame)
+        for pieces in gathered(framed):
+            self._write(pieces)
 
     def _receive(self, key: str, into: memoryview) -> None:
         region = self._arrived.take(key)

@@ -15,6 +15,7 @@ from typing import Any
 from pykvgraph.checks import shown
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.stream.transports.framed import FramedTransport
+from pykvgraph.stream.transports.pieces import Pieces
 
 _FRAME, _BYE = 0, 1  # what a message is
 _N_TAGS = 2  # of a session
@@ -40,8 +41,8 @@ class MpiTransport(FramedTransport):
             _n_opened[self._rank] = session + 1
         self._tag = session % _N_SESSIONS * _N_TAGS
 
-    def _write(self, header: bytes, part: memoryview) -> None:
-        for data in (header, part):
+    def _write(self, pieces: Pieces) -> None:
+        for data in pieces:
             if len(data):
                 self._write_message(data)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
@@ -52,12 +52,21 @@ class Transport(ABC):
         InvalidArgumentError, and TransportError when the other end is gone or takes nothing for `timeout`
         seconds.
         """
-        check_key(key)
-        view = _bytes_of(data, "data")
+        self.flush_all([(key, data)])
+
+    def flush_all(self, regions: Iterable[tuple[str, Bytes]]) -> None:
+        """Sends several regions in their order, with as few appends or sends as the transport needs.
+
+        regions: keys and bytes, as flush() takes them. Raises as flush() does; then some may have been sent.
+        """
+        checked = []
+        for key, data in regions:
+            check_key(key)
+            checked.append((key, _bytes_of(data, "data")))
         with self._sending, self._ending_on_error():
-            self._send(key, view)
-            self.flushes += 1
-            self.bytes_sent += view.nbytes
+            self._send_all(checked)
+            self.flushes += len(checked)
+            self.bytes_sent += sum(view.nbytes for _, view in checked)
 
     def fetch(self, key: str, into: Bytes) -> None:
         """Waits for the region of that key, and writes it.
@@ -85,6 +94,10 @@ class Transport(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _send_all(self, regions: Sequence[tuple[str, memoryview]]) -> None:
+        for key, data in regions:
+            self._send(key, data)
 
     @abstractmethod
     def _send(self, key: str, data: memoryview) -> None: ...

@@ -236,8 +236,8 @@ def sent_regions(source: kvg.Context) -> list[tuple[str, bytes]]:
     found: list[tuple[str, bytes]] = []
 
     class Noted(type(pair()[0])):  # type: ignore[misc]
-        def flush(self, key: str, data: Any) -> None:
-            found.append((key, bytes(memoryview(data).cast("B"))))
+        def _send(self, key: str, data: memoryview) -> None:
+            found.append((key, bytes(data)))
 
     one = Noted(f"memory:{id(found)}", TIMEOUT, 1 << 28)
     stream.scatter(source, 0, stream.Layout({one: range(2)}))

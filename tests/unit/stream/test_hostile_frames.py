@@ -125,17 +125,45 @@ def test_mutants_on_a_socket() -> None:
 
 
 def test_mutants_in_files(tmp_path: Path) -> None:
-    rng, (frame,) = random.Random(chance.seed(1)), bytes_of([("a", bytes(range(256)))])
-    path = tmp_path / "a~00000000-00000000.region"
-    for _ in range(N_MUTANTS // 10):
-        path.write_bytes(damaged := bytes(changed(frame, rng)))
-        with stream.open(f"file:{tmp_path}", timeout=20) as end:
-            into = bytearray(256)
-            if damaged == frame:
-                end.fetch("a", into)
-                continue
-            with pytest.raises(TransportError):
-                end.fetch("a", into)
+    """As on a socket; what a file ends in the middle of doesn't come."""
+    rng, n_failed = random.Random(chance.seed(1)), 0
+    path = tmp_path / "00000000-00000000.regions"
+    regions = [(key, region) for key, region in REGIONS if key != "none"]
+    with bounded_memory(QUEUE_BYTES + MEMORY):
+        for _ in range(N_MUTANTS // 10):
+            sent = [b"\0" + frame for frame in bytes_of(regions)]
+            is_forged = rng.random() < 0.5
+            i = rng.randrange(len(sent))
+            bad = changed(bytearray(sent[i][1:]), rng)
+            is_right = is_forged and len(bad) >= HEADER_BYTES
+            sent[i] = bytes([rng.choice((0, 0, 0, 255, 2))]) + (with_right_checksum(bad) if is_right else bad)
+            path.write_bytes(b"".join(sent))
+            found = {}
+            for key, region in regions:
+                into = bytearray(len(region))
+                try:
+                    with stream.open(f"file:{tmp_path}", timeout=0.001) as end:
+                        end.fetch(key, into)
+                except TransportError as error:
+                    assert str(error).startswith(f"file:{tmp_path}: ")
+                    continue
+                found[key] = bytes(into)
+                assert into == region or (is_forged and into in b"".join(sent)), key
+            n_failed += len(found) < len(regions)
+    assert n_failed > N_MUTANTS // 10 / 2
+
+
+@pytest.mark.parametrize("n_bytes", [QUEUE_BYTES, 2**40, 2**64 - 1])
+def test_oversize_in_a_file(tmp_path: Path, n_bytes: int) -> None:
+    (frame,) = bytes_of([("a", b"")])
+    frame[8:16] = struct.pack("<Q", n_bytes)
+    (tmp_path / "00000000-00000000.regions").write_bytes(b"\0" + with_right_checksum(frame) + bytes(1000))
+    with (
+        bounded_memory(MEMORY),
+        stream.open(f"file:{tmp_path}", timeout=0.1) as end,
+        pytest.raises(TransportError, match="ends in the middle of a region"),
+    ):
+        end.fetch("a", bytearray(256))
 
 
 def test_cut_at_every_byte() -> None:

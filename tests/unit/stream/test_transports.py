@@ -76,6 +76,23 @@ def test_regions_of_any_size_in_any_order(ends: Pair) -> None:
     assert (one.flushes, one.bytes_sent) == (len(regions), sum(sizes))
 
 
+def test_several_at_once(ends: Pair) -> None:
+    """In their order, and each one whole, whatever their sizes."""
+    one, other = ends
+    rng = random.Random(1)
+    sizes = [0, 5, 600_000, 0, 7, *(rng.randrange(100) for _ in range(1500)), 2**20]
+    regions = [(f"k{i % 3}", rng.randbytes(n_bytes)) for i, n_bytes in enumerate(sizes)]
+    with meanwhile(lambda: one.flush_all(regions)):
+        for key, region in regions:
+            assert fetched(other, key, len(region)) == region
+    one.flush_all([])
+    assert (one.flushes, one.bytes_sent) == (len(regions), sum(sizes))
+    with pytest.raises(InvalidArgumentError, match="key"):
+        one.flush_all([("good", b"1"), ("not good", b"2")])
+    one.flush("k", b"first")
+    assert fetched(other, "k", 5) == b"first"
+
+
 def test_a_fetch_that_waits(ends: Pair) -> None:
     one, other = ends
     region = random.Random(0).randbytes(2**20)
