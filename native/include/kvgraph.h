@@ -333,6 +333,7 @@ typedef struct kvg_context_part {
     const char * attention;  /* "flash", "plain", "attend" (this library's own); "" without cells */
     int32_t shift_on_device; /* 1: the device rotates K itself; 0: the CPU rotates K for it. 1 without cells */
     const char * fallbacks;  /* operations of its layers that the CPU does instead: "ROPE, SOFT_MAX"; "" when there are none */
+    uint64_t pinned_bytes;   /* of cache_bytes, those in host memory that a device copies from and to directly */
 } kvg_context_part;
 
 /* One part for each device that holds weights, cells or graph memory; the CPU is last. The sizes are the current ones: a decode with many
@@ -341,11 +342,11 @@ KVG_API int64_t kvg_context_n_parts(kvg_context * context);
 KVG_API kvg_status kvg_context_get_part(kvg_context * context, int64_t index, kvg_context_part * out);
 
 /* What a model and a context would have on each device. This reads no weights and allocates no cache, but for a moment it allocates the
-   memory of the graphs. */
+   memory of the graphs. adapters: paths of n_adapters LoRA adapters that take part; their own matrices are not counted. */
 typedef struct kvg_plan kvg_plan;
 
 KVG_API kvg_status kvg_plan_new(const char * path, const kvg_model_params * model, const kvg_context_params * context,
-                                kvg_plan ** out);
+                                const char * const * adapters, int64_t n_adapters, kvg_plan ** out);
 KVG_API void kvg_plan_free(kvg_plan * plan);
 KVG_API int64_t kvg_plan_n_parts(const kvg_plan * plan);
 KVG_API kvg_status kvg_plan_get_part(const kvg_plan * plan, int64_t index, kvg_context_part * out);

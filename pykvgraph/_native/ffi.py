@@ -154,6 +154,7 @@ class KvgContextPart(Structure):
         ("attention", c_char_p),
         ("shift_on_device", c_int32),
         ("fallbacks", c_char_p),
+        ("pinned_bytes", c_uint64),
     )
 
 
@@ -657,6 +658,8 @@ def declare(lib: CDLL) -> None:
         c_char_p,
         POINTER(KvgModelParams),
         POINTER(KvgContextParams),
+        POINTER(POINTER(c_char)),
+        c_int64,
         POINTER(c_void_p),
     ]
     lib.kvg_plan_new.restype = c_int32

@@ -122,7 +122,7 @@ def passkey(where: Where, **arguments: Any) -> None:
     text is quick: --n-junk 100 --trials 1.
     """
     import pykvgraph as kvg
-    from pykvgraph.cli.n_ctx import cells_for
+    from pykvgraph.cli.n_ctx import sized
     from pykvgraph.demos.passkey import default_n_ctx
     from pykvgraph.models import embedded_model
     from pykvgraph.viz import require_matplotlib
@@ -151,9 +151,10 @@ def passkey(where: Where, **arguments: Any) -> None:
         }
         asked = arguments["n_ctx"] or default_n_ctx(model, task.n_grp, task.n_keep)
         most = model.n_ctx_train * task.n_grp + task.n_keep
-        n_ctx = cells_for(model, asked, most, context, arguments["margin"])
+        context = sized(model, asked, most, context, arguments["margin"])
+        n_ctx = context["n_ctx"]
         n_batch = arguments["n_batch"] or min(ContextParams.n_batch, max(1, n_ctx // 4))
-        with kvg.Context(model, n_ctx=n_ctx, n_batch=n_batch, **context) as ctx:
+        with kvg.Context(model, n_batch=n_batch, **context) as ctx:
             trials: list[Trial] = []
             with Interruptible() as work:
                 if arguments["grid"]:

@@ -15,7 +15,7 @@ from pykvgraph.checks import INT32_MAX
 from pykvgraph.cli.adapters import Adapters, adapter_options
 from pykvgraph.cli.draft import draft_options
 from pykvgraph.cli.log_options import log_options
-from pykvgraph.cli.n_ctx import cells_for
+from pykvgraph.cli.n_ctx import sized
 from pykvgraph.cli.rope import rope_options
 from pykvgraph.cli.sampling import sampling_options
 from pykvgraph.cli.verb import (
@@ -75,13 +75,13 @@ class RunOptions:
         the model was trained on.
         """
         asked, n_train = self.context["n_ctx"], model.n_ctx_train * n_grp
-        context = {**self.context, **self.where.context(), **others}
+        adapters = self.adapters.load(model)
+        context = {**self.context, **self.where.context(), **others, "adapters": adapters}
         if asked not in (None, "auto") and asked > n_train:
             click.echo(f"-c {asked}: the model was trained on {n_train} tokens.", err=True)
         n_cells = asked or min(n_train, most * n_grp)
         beside = (draft, self._of_draft()) if draft else None
-        n_ctx = cells_for(model, n_cells, n_train, context, self.margin, beside)
-        return {**context, "n_ctx": n_ctx, "adapters": self.adapters.load(model)}
+        return sized(model, n_cells, n_train, context, self.margin, beside)
 
     @contextlib.contextmanager
     def contexts(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pykvgraph._native.fork import importing
 from pykvgraph.errors import DeviceError
@@ -14,7 +14,6 @@ from pykvgraph.params.params import MARGIN, ContextParams
 if TYPE_CHECKING:
     from pykvgraph.plan.fitting import Beside
 
-Tier = Literal["device", "host"]
 Draft = tuple[Model, Mapping[str, Any]]  # a model whose cache has as many cells, and Context's arguments
 
 
@@ -34,22 +33,35 @@ def fitting_n_ctx(
     """
     with importing:
         from pykvgraph.plan.fitting import fit_n_ctx
-    margin = 100 - int((100 - margin) * share)
+    margin, beside = _margin_of_share(margin, share), _beside(draft)
     where = {**model._where, **_of_context(arguments)}
-    return fit_n_ctx(model.path, most, is_loaded=True, margin=margin, beside=_beside(draft), **where).n_ctx
+    return fit_n_ctx(model.path, most, is_loaded=True, margin=margin, beside=beside, **where).n_ctx
 
 
-def fitting_tier(model: Model, arguments: Mapping[str, Any], margin: int = MARGIN) -> tuple[Tier, int]:
-    """kv_tier and resident_layers of a Context with these arguments: as much on the devices as they hold.
+def fitting_tier(
+    model: Model,
+    n_ctx: int,
+    arguments: Mapping[str, Any],
+    share: float = 1.0,
+    margin: int = MARGIN,
+    draft: Draft | None = None,
+) -> dict[str, Any]:
+    """kv_tier and resident_layers of a Context for kv_tier="auto": as much on the devices as they hold.
 
-    Raises what plan_memory() raises.
+    {}: another kv_tier is asked for. The other arguments: as in fitting_n_ctx(). Raises what plan_memory()
+    raises.
     """
+    kv_tier = arguments.get("kv_tier")
+    if not isinstance(kv_tier, str) or kv_tier != "auto":
+        return {}
     with importing:
         from pykvgraph.plan.fitting import fit_resident_layers
     where = {**model._where, **_of_context(arguments)}
-    n_ctx = arguments["n_ctx"]
-    n_resident = fit_resident_layers(model.path, n_ctx, model.n_layer, margin=margin, **where)
-    return ("device", 0) if n_resident == model.n_layer else ("host", n_resident)
+    margin, beside = _margin_of_share(margin, share), _beside(draft)
+    n_resident = fit_resident_layers(model.path, n_ctx, model.n_layer, margin=margin, beside=beside, **where)
+    if n_resident == model.n_layer:
+        return {"kv_tier": "device", "resident_layers": 0}
+    return {"kv_tier": "host", "resident_layers": n_resident}
 
 
 def warning_of_memory(
@@ -75,10 +87,16 @@ def refusal_with_advice(error: DeviceError, model: Model, n_ctx: int, arguments:
     return str(error) if n_fitting == n_ctx else f"{error}; n_ctx={n_fitting} (-c {n_fitting}) fits"
 
 
+def _margin_of_share(margin: int, share: float) -> int:
+    return 100 - int((100 - margin) * share)
+
+
 def _beside(draft: Draft | None) -> Sequence[Beside]:
     return [(draft[0].path, {**draft[0]._where, **_of_context(draft[1])})] if draft else []
 
 
 def _of_context(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What plan_memory() takes of them; adapters, pairs with scales, by their files."""
     names = {field.name for field in fields(ContextParams)} - {"n_ctx"}
-    return {name: value for name, value in arguments.items() if name in names}
+    known = {name: value for name, value in arguments.items() if name in names}
+    return {**known, "adapters": [adapter.path for adapter, _ in arguments.get("adapters", ())]}

@@ -26,7 +26,7 @@ from pykvgraph.errors import DeviceError, InvalidArgumentError, KVGraphError
 from pykvgraph.kv_cache.cache import KVCache
 from pykvgraph.kv_cache.pending_token import PendingTokens
 from pykvgraph.kv_cache.view import DecodedUnder
-from pykvgraph.model.adapter import Active, Adapter, checked_adapters, key_of, set_adapters
+from pykvgraph.model.adapter import Active, Adapter, checked_adapters, key_of, pairs_of, set_adapters
 from pykvgraph.model.model import Model
 from pykvgraph.params.params import ContextParams, params_of
 from pykvgraph.types import Scores
@@ -117,11 +117,10 @@ class Context(Closable):
     ) -> None:
         if not isinstance(model, Model):
             raise InvalidArgumentError(f"model must be a pykvgraph.Model, got {shown(model)}")
+        adapters = pairs_of(adapters)
         if isinstance(n_ctx, str) and n_ctx == "auto":
             n_ctx = fitting_n_ctx(model, model.n_ctx_train, locals())
-        if isinstance(kv_tier, str) and kv_tier == "auto":
-            kv_tier, resident_layers = fitting_tier(model, locals())
-        params = params_of(ContextParams, locals())
+        params = params_of(ContextParams, {**locals(), **fitting_tier(model, n_ctx, locals())})
         native = params.native(model._n_params_of_file)
         self.model = model
         self.n_ctx = params.n_ctx
@@ -142,6 +141,7 @@ class Context(Closable):
         self.kv_tier = params.kv_tier
         self.device_layers = params.device_layers
         self.resident_layers = params.resident_layers
+        self.n_outputs_max = params.n_outputs_max
         try:
             self._handle = Handle.open(
                 model._handle.call,
@@ -151,7 +151,8 @@ class Context(Closable):
                 name="context",
             )
         except DeviceError as error:
-            raise DeviceError(refusal_with_advice(error, model, params.n_ctx, asdict(params))) from None
+            asked = {**asdict(params), "adapters": adapters}
+            raise DeviceError(refusal_with_advice(error, model, params.n_ctx, asked)) from None
         if model.device != "CPU":
             self._handle.stay()
         self._adapters: Active | None = ()  # None: nobody knows

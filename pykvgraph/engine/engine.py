@@ -124,17 +124,10 @@ class Engine(NotCopied):
             raise InvalidArgumentError("cache_reuse: nothing is cached without prefix_cache")
         second = draft_model_of(draft, model, {**context, **batch, "n_seq_max": n_seq_max})
         n_states = min(draft_max, MOST_ROWS) if draft is not None else 0
+        context["adapters"] = self.adapters
         sizes = sizes_for(model, n_cells, n_seq_max, batch, n_states, budget, second, **context)
         self.model = model
-        self.context = Context(
-            model,
-            n_ctx=sizes.n_ctx,
-            **batch,
-            n_seq_max=n_seq_max,
-            **sizes.points,
-            **context,
-            adapters=self.adapters,
-        )
+        self.context = Context(model, **{**context, **batch, "n_seq_max": n_seq_max, **sizes.context})
         self._adapters = self.context.adapters
         self._tokenizer = model.tokenizer if model.has_tokenizer else None
         try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from pykvgraph.context.auto_n_ctx import Draft, fitting_n_ctx, warning_of_memory
+from pykvgraph.context.auto_n_ctx import Draft, fitting_n_ctx, fitting_tier, warning_of_memory
 from pykvgraph.context.context import Context
 from pykvgraph.errors import DeviceError
 from pykvgraph.model.device import devices
@@ -35,7 +35,8 @@ class MemoryBudget(NamedTuple):
 class Sizes:
     """What the engine's context gets. n_points: resume points that there is room for; 0: none are needed.
 
-    has_draft: whether a draft model's cache of as many cells fits, too.
+    has_draft: whether a draft model's cache of as many cells fits, too. tier: kv_tier and resident_layers,
+    for kv_tier="auto".
     """
 
     n_ctx: int
@@ -43,11 +44,17 @@ class Sizes:
     checkpoint_cells: int
     checkpoint_bytes: int
     has_draft: bool = True
+    tier: dict[str, Any] = field(default_factory=dict)
 
     @property
     def points(self) -> dict[str, Any]:
         """Context's arguments for the resume points."""
         return {"checkpoint_cells": self.checkpoint_cells, "checkpoint_bytes": self.checkpoint_bytes}
+
+    @property
+    def context(self) -> dict[str, Any]:
+        """Context's arguments for all of it."""
+        return {"n_ctx": self.n_ctx, **self.points, **self.tier}
 
 
 def sizes_for(
@@ -64,8 +71,8 @@ def sizes_for(
 
     A cache that leaves others too little memory is warned of, with what to type. batch: n_batch and n_ubatch.
     n_states: how many states more than the resume points' are kept at a time, of a model that has any. draft:
-    its cache has as many cells; where not even the smallest ones fit together, it has none. Raises what
-    Context does, and DeviceError when nothing fits.
+    its cache has as many cells; where not even the smallest ones fit together, it has none. context: the
+    other arguments of Context, adapters too. Raises what Context does, and DeviceError when nothing fits.
     """
     with Context(model, n_ctx=256, n_batch=32, n_ubatch=32, n_seq_max=1, **context) as probe:
         groups = probe.kv.groups
@@ -73,9 +80,10 @@ def sizes_for(
     context = {**context, **batch, "n_seq_max": n_seq_max}
     if n_ctx is not None:
         sizes = _with_points(n_ctx, groups, n_seq_max, n_states, free)
-        if warning := warning_of_memory(model, n_ctx, {**context, **sizes.points}, budget.margin, draft):
+        context |= sizes.points
+        if warning := warning_of_memory(model, n_ctx, context, budget.margin, draft):
             _log.warning(warning)
-        return sizes
+        return replace(sizes, tier=fitting_tier(model, n_ctx, context, *budget, draft))
     most = min(n_seq_max * max(model.n_ctx_train, 512), _MOST_CELLS)
     largest = _with_points(most, groups, n_seq_max, n_states, free)
     context |= largest.points
@@ -86,7 +94,10 @@ def sizes_for(
             raise
         fitting, has_draft = fitting_n_ctx(model, most, context, *budget), False
         _log.warning("there are no drafts: with a cache of the draft model, %s", error)
-    return replace(_with_points(fitting, groups, n_seq_max, n_states, free), has_draft=has_draft)
+    sizes = _with_points(fitting, groups, n_seq_max, n_states, free)
+    context |= sizes.points
+    tier = fitting_tier(model, fitting, context, *budget, draft if has_draft else None)
+    return replace(sizes, has_draft=has_draft, tier=tier)
 
 
 def _with_points(n_ctx: int, groups: Sequence[CellGroup], n_seq_max: int, n_states: int, free: int) -> Sizes:

@@ -110,6 +110,7 @@ def _part(handle: int, get: Callable[..., object], index: int) -> DevicePart:
         weight_bytes=part.weight_bytes,
         mapped_bytes=part.mapped_bytes,
         cache_bytes=part.cache_bytes,
+        pinned_bytes=part.pinned_bytes,
         compute_bytes=part.compute_bytes,
         attention=part.attention.decode(),
         shift_on_device=bool(part.shift_on_device),

@@ -28,6 +28,7 @@ class DevicePart:
     weight_bytes: int  # of the weights, those that are mapped from the file included
     mapped_bytes: int  # of these, those that are mapped: other processes may have them in memory, too
     cache_bytes: int  # of K and V
+    pinned_bytes: int  # of these, those in pinned host memory: a device copies from and to it directly
     # of the graphs' intermediate results. A context keeps up to eight graphs of at most 32 tokens beside the
     # largest one as these come up; a plan has all of them. Logits of more than 32 tokens of one micro-batch,
     # or n_seq_max if that is more, come to that.

@@ -80,17 +80,24 @@ def fit_n_ctx(
 
 
 def fit_resident_layers(
-    path: str | os.PathLike[str], n_ctx: int, n_layer: int, *, margin: int = MARGIN, **arguments: Any
+    path: str | os.PathLike[str],
+    n_ctx: int,
+    n_layer: int,
+    *,
+    margin: int = MARGIN,
+    beside: Sequence[Beside] = (),
+    **arguments: Any,
 ) -> int:
     """The most layers whose K and V the devices hold (resident_layers), of n_layer; the others' are streamed.
 
-    The model is loaded. arguments: those of plan_memory, without n_ctx. Raises what plan_memory raises.
+    The model is loaded. beside, arguments: as in fit_n_ctx(). Raises what plan_memory raises.
     """
+    planned = Planned(path, True, margin, {**arguments, "kv_tier": "host"}, beside)
 
     def fits(n_resident: int) -> bool:
-        tier = {"kv_tier": "device"} if n_resident == n_layer else {"kv_tier": "host"}
-        given = {**arguments, **tier, "resident_layers": n_resident}
-        return Planned(path, True, margin, given).with_cells(n_ctx).full in ("", "CPU")
+        tier = "device" if n_resident == n_layer else "host"
+        fit = planned.with_cells(n_ctx, kv_tier=tier, resident_layers=n_resident)
+        return fit.full in ("", "CPU")
 
     if fits(n_layer):
         return n_layer
@@ -148,10 +155,10 @@ class Planned:
         host = host_free_bytes(n_file, is_mapped=is_loaded, n_untouched=n_untouched)
         self._limits = {part.device: weight_limit(told.get(part.device) or host, margin) for part in parts}
 
-    def with_cells(self, n_ctx: int) -> Fit:
-        """full: the first device on which it doesn't fit."""
+    def with_cells(self, n_ctx: int, **more: Any) -> Fit:
+        """full: the first device on which it doesn't fit. more: arguments of the model's own plan."""
         try:
-            plans = self._plans(n_ctx)
+            plans = self._plans(n_ctx, **more)
         except DeviceError as error:  # it names the device first, or there is no host memory
             names = [name for name in self._limits if str(error).startswith(name)]
             return Fit(n_ctx, (), tuple(self._limits.values()), (names or ["CPU"])[0])
@@ -172,8 +179,10 @@ class Planned:
             f"{_STREAM if can_stream else ''}"
         )
 
-    def _plans(self, n_ctx: int) -> list[tuple[DevicePart, ...]]:
-        return [plan_memory(path, n_ctx=n_ctx, **arguments) for path, arguments in self._asked]
+    def _plans(self, n_ctx: int, **more: Any) -> list[tuple[DevicePart, ...]]:
+        (path, own), *beside = self._asked
+        asked = [(path, {**own, **more}), *beside]
+        return [plan_memory(path, n_ctx=n_ctx, **arguments) for path, arguments in asked]
 
     def _taken(self, plans: list[tuple[DevicePart, ...]]) -> Counter[str]:
         """By device, what is not in memory yet; mapped weights were taken off what is free."""

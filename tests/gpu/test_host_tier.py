@@ -112,6 +112,16 @@ def test_small_types(device: str, model_file: Callable[[ModelSpec], Path], kv_ty
             assert error <= 1.5 * expected
 
 
+@pytest.mark.parametrize("kv_tier", ["host", "device"])
+def test_pinned_memory_is_told(device: str, path: Path, kv_tier: str) -> None:
+    """All of K and V, where a device copies them; none where nothing is copied. A plan says the same."""
+    sizes: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "kv_tier": kv_tier}
+    with kvg.Model(path, device=device) as model, kvg.Context(model, **sizes) as ctx:
+        found = [part.pinned_bytes for part in ctx.devices]
+        assert found == [0, ctx.kv.bytes if kv_tier == "host" else 0]
+    assert [part.pinned_bytes for part in kvg.plan_memory(path, device, **sizes)] == found
+
+
 def reset(ctx: kvg.Context) -> kvg.Context:
     ctx.reset()
     return ctx

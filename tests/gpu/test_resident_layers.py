@@ -89,6 +89,33 @@ def test_auto(
     assert taken(path, device, {**tier, "resident_layers": n_resident + 1}) > limit
 
 
+@pytest.mark.parametrize("margin", [0, 50])
+def test_an_engine_leaves_its_own_margin(
+    device: str, model_file: Callable[[ModelSpec], Path], monkeypatch: pytest.MonkeyPatch, margin: int
+) -> None:
+    path = model_file(dataclasses.replace(SPEC, n_layer=12))
+    sizes: dict[str, Any] = {"n_ctx": 4096, "n_batch": 64, "n_ubatch": 64}
+    least, needed = (taken(path, device, {**sizes, "kv_tier": tier}) for tier in ("host", "device"))
+    limit = (least + needed) // 2
+    told = [
+        dataclasses.replace(info, memory_free=limit * 100 // (100 - margin) + 1)
+        if info.type == "gpu"
+        else info
+        for info in kvg.devices()
+    ]
+    monkeypatch.setattr(fitting, "devices", lambda: told)
+    with (
+        kvg.Model(path, device=device) as model,
+        kvg.Engine(
+            model, kv_tier="auto", margin=margin, n_seq_max=1, n_threads=1, background=False, **sizes
+        ) as engine,
+    ):
+        n_resident = engine.context.resident_layers
+    tier = {**sizes, "kv_tier": "host"}
+    assert taken(path, device, {**tier, "resident_layers": n_resident}) <= limit
+    assert taken(path, device, {**tier, "resident_layers": n_resident + 1}) > limit
+
+
 def test_auto_where_all_fits(device: str, model_file: Callable[[ModelSpec], Path]) -> None:
     with (
         kvg.Model(model_file(SPEC), device=device) as model,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pykvgraph as kvg
-from support.engines import decode, random_ids, run_of
+from support.engines import batch_of, random_ids, run_of
 from support.models import N_VOCAB
 
 SMALL = 32  # tokens of the largest graph that is kept beside the one of a whole micro-batch
@@ -54,4 +54,4 @@ def decode_before(ctx: kvg.Context, n: int) -> None:
 
 def decode_run(ctx: kvg.Context, begin: int, n: int, n_outputs: int) -> None:
     tokens = run_of(random_ids(n, N_VOCAB), begin)
-    decode(ctx, [token._replace(logits=i < n_outputs) for i, token in enumerate(tokens)])
+    ctx.decode(batch_of(token._replace(logits=i < n_outputs) for i, token in enumerate(tokens)))

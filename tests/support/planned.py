@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pykvgraph as kvg
+from pykvgraph.engine.speculation.draft_model import ModelDrafter
 from pykvgraph.plan.memory_model import learn_memory
 from support.architectures import ArchSpec
+from support.engines import Token, batch_of
 from support.kept_graphs import SMALL, grow_graphs, saved_by_cpu
 from support.models import WeightType
 
@@ -33,6 +36,18 @@ MODELS = [
 ]
 KV_TYPES = ["f32", "f16", "q8_0", "q4_0"]
 SIZES: dict[str, Any] = {"n_ctx": 400, "n_batch": 64, "n_ubatch": 64, "n_threads": 1, "n_threads_batch": 1}
+# of batches: one micro-batch, several, and many texts with a token each
+SHAPES: list[dict[str, Any]] = [
+    {"n_batch": 64, "n_ubatch": 64},
+    {"n_batch": 96, "n_ubatch": 24},
+    {"n_batch": 64, "n_ubatch": 64, "n_seq_max": 48},
+]
+# whose every token sees all of its text
+ENCODERS = [
+    ArchSpec("bert", 3, n_head_kv=4, head_dim=16, biases=True),
+    ArchSpec("nomic-bert", 3, n_head_kv=4, head_dim=16),
+    ArchSpec("gemma-embedding", 4, window=24, period=2, weights=Q8_0),
+]
 
 
 class Compared(NamedTuple):
@@ -45,7 +60,10 @@ class Compared(NamedTuple):
 
     @property
     def error(self) -> float:
-        return abs(self.predicted - self.allocated) / max(self.allocated, 1)
+        """Infinite where more was allocated than planned."""
+        if self.allocated > self.predicted:
+            return math.inf
+        return (self.predicted - self.allocated) / max(self.allocated, 1)
 
 
 def compare(
@@ -53,20 +71,69 @@ def compare(
     device: str,
     kv_type: str,
     n_gpu_layers: int = -1,
-    kv_tier: str = "device",
-    n_outputs_max: int = 0,
+    adapter: Path | None = None,
+    **more: Any,
 ) -> Iterator[Compared]:
-    """What was planned before the model is loaded, and what a context at its largest has."""
+    """What was planned before the model is loaded, and what a context at its largest has.
+
+    adapter: one that takes part. more: arguments of Context.
+    """
     options = {**SIZES, "type_k": kv_type, "type_v": kv_type}
     cached = 0 if device == "cpu" else saved_by_cpu(path, SIZES["n_ctx"] - SIZES["n_batch"], **options)
-    options |= {"kv_tier": kv_tier, "n_outputs_max": n_outputs_max}
-    plan = kvg.plan_memory(path, device, n_gpu_layers=n_gpu_layers, **options)
+    options |= more
+    adapters = [adapter] if adapter else []
+    plan = kvg.plan_memory(path, device, n_gpu_layers=n_gpu_layers, adapters=adapters, **options)
+    with kvg.Model(path, device=device, n_gpu_layers=n_gpu_layers) as model:
+        loaded = [(model.load_adapter(each), 1.0) for each in adapters]
+        with kvg.Context(model, **options, adapters=loaded) as ctx:
+            grow_graphs(ctx, cached, max(options.get("n_outputs_max", 0), SMALL))
+            decode_apart(ctx)
+            held = ctx.devices
+    yield from beside(plan, held)
+
+
+def compare_with_draft(path: Path, draft: Path, shape: dict[str, Any]) -> Iterator[Compared]:
+    """The same of both contexts of an engine with a draft model."""
+    most = 4
+    threads: dict[str, Any] = {"n_threads": 1, "n_threads_batch": 1}
     with (
-        kvg.Model(path, device=device, n_gpu_layers=n_gpu_layers) as model,
-        kvg.Context(model, **options) as ctx,
+        kvg.Model(path, device="cpu") as model,
+        kvg.Model(draft, device="cpu") as second,
+        kvg.Engine(
+            model, draft=second, draft_max=most, n_ctx=400, background=False, **threads, **shape
+        ) as engine,
     ):
-        grow_graphs(ctx, cached, max(n_outputs_max, SMALL))
-        held = ctx.devices
+        ctx, drafts = engine.context, draft_context(engine)
+        assert drafts is not None
+        sizes: dict[str, Any] = {"n_ctx": 400, "n_seq_max": ctx.n_seq_max, **threads, **shape}
+        kept = {name: getattr(ctx, name) for name in ("checkpoint_cells", "checkpoint_bytes")}
+        n_outputs = ctx.n_seq_max * (1 + most)
+        plan = kvg.plan_memory(path, "cpu", **sizes, **kept, n_outputs_max=n_outputs)
+        beside_it = kvg.plan_memory(draft, "cpu", **sizes, swa_full=True)
+        for each, n in ((ctx, n_outputs), (drafts, SMALL)):
+            grow_graphs(each, n_outputs=n)
+            decode_apart(each)
+        yield from beside(plan, ctx.devices)
+        yield from beside(beside_it, drafts.devices)
+
+
+def draft_context(engine: kvg.Engine) -> kvg.Context | None:
+    """That of the draft model; None: there are no drafts."""
+    speculation = engine._loop.stepper._speculation
+    if speculation is None:
+        return None
+    assert isinstance(speculation._drafter, ModelDrafter)
+    return speculation._drafter._ctx
+
+
+def decode_apart(ctx: kvg.Context) -> None:
+    """A token in each sequence."""
+    ctx.reset()
+    n = min(ctx.n_seq_max, ctx.n_batch)
+    ctx.decode(batch_of(Token(5, 0, (seq,)) for seq in range(n)))
+
+
+def beside(plan: Sequence[kvg.DevicePart], held: Sequence[kvg.DevicePart]) -> Iterator[Compared]:
     assert [part.device for part in plan] == [part.device for part in held]
     for before, after in zip(plan, held, strict=True):
         for kind in ("weight_bytes", "cache_bytes", "compute_bytes"):

@@ -31,7 +31,8 @@ static void fill_part(const std::vector<context_part> & parts, int64_t index, kv
            part.compute_bytes,
            part.attention.c_str(),
            part.shift_on_device,
-           part.fallbacks.c_str()};
+           part.fallbacks.c_str(),
+           part.pinned_bytes};
 }
 
 int64_t kvg_context_n_parts(kvg_context * context) {
@@ -43,11 +44,17 @@ kvg_status kvg_context_get_part(kvg_context * context, int64_t index, kvg_contex
 }
 
 kvg_status kvg_plan_new(const char * path, const kvg_model_params * model, const kvg_context_params * context,
-                        kvg_plan ** out) {
+                        const char * const * adapters, int64_t n_adapters, kvg_plan ** out) {
     return guarded([&] {
         need(out, "out") = nullptr;
         const kvg_context_params & p = need_struct(context, "context");
-        class context measured(load_model(path, model, loading::measure), p);
+        const std::shared_ptr<const class model> of = load_model(path, model, loading::measure);
+        std::vector<active_adapter> active;
+        for (int64_t i = 0; i < n_adapters; ++i) {
+            const char * file = (&need(adapters, "adapters"))[i];
+            active.push_back({std::make_shared<const adapter>(of, &need(file, "path of an adapter")), 1.0f});
+        }
+        class context measured(of, p, std::move(active));
         *out = std::make_unique<kvg_plan>(kvg_plan{measured.parts()}).release();
     });
 }

@@ -58,7 +58,8 @@ static std::string struct_layout() {
     FIELD(kvg_context_part, compute_bytes, ",");
     FIELD(kvg_context_part, attention, ",");
     FIELD(kvg_context_part, shift_on_device, ",");
-    FIELD(kvg_context_part, fallbacks, ";");
+    FIELD(kvg_context_part, fallbacks, ",");
+    FIELD(kvg_context_part, pinned_bytes, ";");
     STRUCT(kvg_device_info);
     FIELD(kvg_device_info, struct_size, ",");
     FIELD(kvg_device_info, name, ",");

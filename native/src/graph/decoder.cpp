@@ -40,9 +40,11 @@ static attention_kind choose(int32_t wanted, ggml_backend_dev_t device, const la
     return attention_kind::plain;
 }
 
-decoder::decoder(const model & model, const kv_cache & cache, const backends & backends, const decoder_params & params)
+decoder::decoder(const model & model, const kv_cache & cache, const backends & backends, const decoder_params & params,
+                 std::vector<active_adapter> adapters)
     : model_(model), cache_(cache), backends_(backends), n_ubatch_(params.n_ubatch), n_outputs_(params.n_outputs),
-      spans_(cache.groups().size()), recur_workspace_(model.hparams().layers, params.max_threads), taps_(cache) {
+      spans_(cache.groups().size()), recur_workspace_(model.hparams().layers, params.max_threads),
+      adapters_(std::move(adapters)), taps_(cache) {
     choose_attentions(params.flash_attn, params.max_threads);
     uint64_t offset = 0;
     for (const layer_spec & layer : model.hparams().layers) {

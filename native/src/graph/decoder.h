@@ -26,7 +26,8 @@ struct decoder_params {
 class decoder {
 public:
     // Nothing is allocated yet but the host's scratch. The others must outlive it. error(KVG_UNSUPPORTED)
-    decoder(const model & model, const kv_cache & cache, const backends & backends, const decoder_params & params);
+    decoder(const model & model, const kv_cache & cache, const backends & backends, const decoder_params & params,
+            std::vector<active_adapter> adapters);
 
     // About how many bytes the largest graph takes on each device, in the order of backends.
     std::vector<size_t> estimate();

@@ -131,6 +131,14 @@ uint64_t kv_cache::bytes_on(ggml_backend_dev_t device) const {
     return bytes;
 }
 
+uint64_t kv_cache::pinned_bytes_on(ggml_backend_dev_t device) const {
+    uint64_t bytes = 0;
+    for (const kv_group & group : groups_) {
+        bytes += group.pinned_bytes_on(device);
+    }
+    return bytes;
+}
+
 uint32_t kv_cache::layers_on(ggml_backend_dev_t device) const {
     uint32_t n = 0;
     for (uint32_t il = 0; il < n_layer(); ++il) {

@@ -85,6 +85,8 @@ public:
     uint64_t bytes() const;
     // bytes of K and V on a device, and of working rows; the same before allocate()
     uint64_t bytes_on(ggml_backend_dev_t device) const;
+    // of these, those in host memory that another device copies from and to directly
+    uint64_t pinned_bytes_on(ggml_backend_dev_t device) const;
     // layers whose K and V are there
     uint32_t layers_on(ggml_backend_dev_t device) const;
     // bytes of K and V of one cell in every group together

@@ -107,6 +107,18 @@ uint64_t kv_group::bytes_on(ggml_backend_dev_t device) const {
     });
 }
 
+// ggml takes other memory where it gets none of that type.
+uint64_t kv_group::pinned_bytes_on(ggml_backend_dev_t device) const {
+    uint64_t bytes = 0;
+    for (const kv_part & part : parts_) {
+        const bool wants = part.device == device && part.type != ggml_backend_dev_buffer_type(part.device);
+        for (const ggml_tensor * rows : wants ? part.tensors : std::vector<ggml_tensor *>()) {
+            bytes += ggml_backend_buffer_get_type(rows->buffer) == part.type ? ggml_nbytes(rows) : 0;
+        }
+    }
+    return bytes;
+}
+
 size_t kv_group::place_of(uint32_t layer) const {
     return static_cast<size_t>(std::lower_bound(spec_.layers.begin(), spec_.layers.end(), layer) - spec_.layers.begin());
 }

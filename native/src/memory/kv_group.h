@@ -71,6 +71,8 @@ public:
     uint64_t cell_bytes() const { return spec_.layers.size() * (k_row_bytes() + v_row_bytes()); }
     // bytes of K and V on a device; the same before allocate()
     uint64_t bytes_on(ggml_backend_dev_t device) const;
+    // of these, those in host memory that another device copies from and to directly
+    uint64_t pinned_bytes_on(ggml_backend_dev_t device) const;
 
     // One for each device, in the order of layers.
     std::vector<kv_part> & parts() { return parts_; }

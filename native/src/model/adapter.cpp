@@ -149,22 +149,40 @@ void adapter::place(const std::map<std::string, source> & pairs) {
         }
     }
     for (const auto & [device, ctx] : contexts) {
-        const size_t n_bytes = ggml_backend_alloc_ctx_tensors_from_buft_size(ctx, ggml_backend_dev_buffer_type(device));
-        ggml_backend_buffer_ptr buffer;
-        if (has_room(device, n_bytes)) {
-            buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx, ggml_backend_dev_buffer_type(device)));
-        }
-        if (!buffer) {
-            fail(KVG_DEVICE, "%s needs %s for the adapter %s and has %s free", ggml_backend_dev_name(device),
-                 format_bytes(n_bytes).c_str(), file_.path().c_str(), format_bytes(device_memory(device).free).c_str());
-        }
-        ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-        bytes_ += ggml_backend_buffer_get_size(buffer.get());
-        buffers_.push_back(std::move(buffer));
+        buffers_.push_back(of_->is_measured() ? measured(device, ctx) : allocated(device, ctx));
+        ggml_backend_buffer_set_usage(buffers_.back().get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+        bytes_ += ggml_backend_buffer_get_size(buffers_.back().get());
     }
     for (const auto & [source, tensor] : all) {
-        ggml_backend_tensor_set(tensor, source->data(), 0, source->size);
+        if (!of_->is_measured()) {
+            ggml_backend_tensor_set(tensor, source->data(), 0, source->size);
+        }
     }
+}
+
+// Says where the tensors would be, and has no memory.
+ggml_backend_buffer_ptr adapter::measured(ggml_backend_dev_t device, ggml_context * ctx) const {
+    ggml_backend_buffer_ptr buffer(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device), 0));
+    if (!buffer) {
+        fail(KVG_DEVICE, "%s made no buffer", ggml_backend_dev_name(device));
+    }
+    for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
+        t->buffer = buffer.get();
+    }
+    return buffer;
+}
+
+ggml_backend_buffer_ptr adapter::allocated(ggml_backend_dev_t device, ggml_context * ctx) const {
+    const size_t n_bytes = ggml_backend_alloc_ctx_tensors_from_buft_size(ctx, ggml_backend_dev_buffer_type(device));
+    ggml_backend_buffer_ptr buffer;
+    if (has_room(device, n_bytes)) {
+        buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx, ggml_backend_dev_buffer_type(device)));
+    }
+    if (!buffer) {
+        fail(KVG_DEVICE, "%s needs %s for the adapter %s and has %s free", ggml_backend_dev_name(device),
+             format_bytes(n_bytes).c_str(), file_.path().c_str(), format_bytes(device_memory(device).free).c_str());
+    }
+    return buffer;
 }
 
 const low_rank * adapter::of_weight(const ggml_tensor * weight) const {

@@ -24,7 +24,7 @@ struct low_rank {
 // Of a GGUF file as llama.cpp makes them. It is placed beside the weights that it belongs to, and never changes afterwards.
 class adapter {
 public:
-    // Nothing of the model is changed. error(KVG_NOT_FOUND); error(KVG_MODEL_LOAD) for a file that is damaged, no adapter, or of another
+    // Nothing of the model is changed; of one that is only measured the adapter's matrices aren't read. error(KVG_NOT_FOUND); error(KVG_MODEL_LOAD) for a file that is damaged, no adapter, or of another
     // model; error(KVG_UNSUPPORTED) for an adapter of another kind; error(KVG_DEVICE)
     adapter(std::shared_ptr<const model> of, const std::string & path);
 
@@ -48,6 +48,8 @@ private:
     std::map<std::string, source> pairs() const;
     void check(const std::string & name, const source & pair, const adaptable & target) const;
     void place(const std::map<std::string, source> & pairs);
+    ggml_backend_buffer_ptr measured(ggml_backend_dev_t device, ggml_context * ctx) const;
+    ggml_backend_buffer_ptr allocated(ggml_backend_dev_t device, ggml_context * ctx) const;
 
     std::shared_ptr<const model> of_;
     gguf_file file_;

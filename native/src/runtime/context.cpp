@@ -106,7 +106,8 @@ uint64_t checkpoint_bytes(const kvg_context_params & params, const hparams & h) 
 
 } // namespace
 
-context::context(std::shared_ptr<const model> model, const kvg_context_params & params) : model_(std::move(model)) {
+context::context(std::shared_ptr<const model> model, const kvg_context_params & params, std::vector<active_adapter> adapters)
+    : model_(std::move(model)) {
     step_params settings = check_step(params, model_->hparams());
     const auto n_seq_max = static_cast<uint32_t>(bounded("n_seq_max", params.n_seq_max, 1, MAX_SEQS));
     bounded("flash_attn", params.flash_attn, KVG_FLASH_ATTN_AUTO, KVG_FLASH_ATTN_ON);
@@ -138,7 +139,8 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
                              static_cast<uint32_t>(params.device_layers)};
     cache_ = std::make_unique<kv_cache>(h, homes, *backends_, size, types);
     decoder_ = std::make_unique<decoder>(*model_, *cache_, *backends_,
-                                         decoder_params{params.flash_attn, settings.n_ubatch, settings.n_outputs, max_threads});
+                                         decoder_params{params.flash_attn, settings.n_ubatch, settings.n_outputs, max_threads},
+                                         std::move(adapters));
     upkeep_ = std::make_unique<class upkeep>(*model_, *cache_, *backends_, decoder_->can_rotate_queries(),
                                              settings.n_threads_batch, params.defrag_threshold);
     step_ = std::make_unique<class step>(*model_, *cache_, *backends_, *decoder_, *upkeep_, settings);

@@ -21,8 +21,9 @@ namespace kvg {
 class context {
 public:
     // Checks what the devices support and how much memory they have, and then allocates. If the model was opened only to measure it, the
-    // cache gets no memory, and only parts() may be called. error(KVG_INVALID_ARGUMENT), error(KVG_DEVICE), error(KVG_UNSUPPORTED)
-    context(std::shared_ptr<const model> model, const kvg_context_params & params);
+    // cache gets no memory, and only parts() may be called. adapters: of this model, those that take part until adapt() is called.
+    // error(KVG_INVALID_ARGUMENT), error(KVG_DEVICE), error(KVG_UNSUPPORTED)
+    context(std::shared_ptr<const model> model, const kvg_context_params & params, std::vector<active_adapter> adapters = {});
 
     const kv_cache & cache() const { return *cache_; }
     kv_cache & cache() { return *cache_; }

@@ -16,6 +16,7 @@ std::vector<context_part> list_parts(const model & model, const kv_cache & cache
         part.weight_bytes = model.bytes_on(device);
         part.mapped_bytes = model.mapped_bytes_on(device);
         part.cache_bytes = cache.bytes_on(device);
+        part.pinned_bytes = cache.pinned_bytes_on(device);
         part.attention = decoder.attention_on(device);
         part.shift_on_device = upkeep.can_shift_on(device);
         part.fallbacks = decoder.refused_by(device);

@@ -23,6 +23,7 @@ struct context_part {
     std::string attention; // "flash", "plain" or "attend"; "" without cells
     bool shift_on_device;  // whether the device rotates K itself; otherwise the CPU does. True without cells
     std::string fallbacks; // operations of its layers that the CPU does instead: "ROPE, SOFT_MAX"
+    uint64_t pinned_bytes; // of cache_bytes, those in host memory that a device copies from and to directly
 };
 
 // One for each device that holds weights or cells; the CPU is last. compute_bytes is left 0.

@@ -13,21 +13,13 @@ from typing import Any
 import pytest
 from support import chance, sanitizer, where
 from support.architectures import ArchSpec
+from support.planned import draft_context
 
 import pykvgraph as kvg
-from pykvgraph.engine.speculation.draft_model import ModelDrafter
 from pykvgraph.plan import fitting
 
 ON_HOST = pytest.mark.skipif(where.device != "cpu", reason="it is about the memory of the host")
 SIZES: dict[str, Any] = {"n_batch": 128, "n_ubatch": 128, "n_seq_max": 40, "n_threads": 1}
-
-
-def draft_context(engine: kvg.Engine) -> kvg.Context | None:
-    speculation = engine._loop.stepper._speculation
-    if speculation is None:
-        return None
-    assert isinstance(speculation._drafter, ModelDrafter)
-    return speculation._drafter._ctx
 
 
 def taken(path: Path, n_ctx: int, **more: Any) -> int:
