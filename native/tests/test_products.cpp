@@ -41,6 +41,11 @@ private:
     size_t n_bytes_;
 };
 
+bool is_float(ggml_type type) { return type == GGML_TYPE_F16 || type == GGML_TYPE_BF16; }
+
+// Numbers that rows of a test are multiples of. Floats have no blocks: an odd number of them leaves some over, whatever a kernel takes at once.
+uint32_t block_of(ggml_type type) { return is_float(type) ? 37 : static_cast<uint32_t>(ggml_blck_size(type)); }
+
 // The largest size of a block's weights; NaN if any is.
 float largest(ggml_type type, const uint8_t * block) {
     std::vector<float> w(static_cast<size_t>(ggml_blck_size(type)));
@@ -111,13 +116,23 @@ std::vector<float> product(const product_kernel & kernel, const problem & p, con
     return out;
 }
 
-// Numbers from -127 to 127: for K-quants 256 at a time with the scale of the one that is farthest from 0, else 32 with an F16 scale.
-std::vector<double> rounded(const problem & p, uint32_t row) {
+// Beside floats a row stays as it is, or is rounded to BF16. Else to numbers from -127 to 127: for K-quants 256 at a time with the scale of
+// the one that is farthest from 0, else 32 with an F16 scale.
+std::vector<double> rounded(const product_kernel & kernel, const problem & p, uint32_t row) {
+    const float * row_of_x = &p.x[size_t{row} * p.n_in];
+    if (is_float(p.type)) {
+        const bool to_bf16 = kernel.form.bytes(p.n_in) == 2 * p.n_in;
+        std::vector<double> y(row_of_x, row_of_x + p.n_in);
+        for (double & one : y) {
+            one = to_bf16 ? ggml_bf16_to_fp32(ggml_fp32_to_bf16(static_cast<float>(one))) : one;
+        }
+        return y;
+    }
     const bool of_k = ggml_blck_size(p.type) == 256;
     const uint32_t n = of_k ? 256 : 32;
     std::vector<double> y(p.n_in);
     for (uint32_t i = 0; i < p.n_in; i += n) {
-        const float * x = &p.x[size_t{row} * p.n_in + i];
+        const float * x = row_of_x + i;
         const float most = *std::max_element(x, x + n, [](float a, float b) { return std::fabs(a) < std::fabs(b); });
         const float factor = of_k ? -127 / most : 127 / std::fabs(most);
         const float scale = of_k ? 1 / factor : ggml_fp16_to_fp32(ggml_fp32_to_fp16(std::fabs(most) / 127));
@@ -199,15 +214,17 @@ std::vector<float> sizes(const problem & p, const std::vector<float> & w) {
 }
 
 // The largest error of all results, each beside what roundings of floats may add up to: three in ggml's weights; a product of scales, the
-// conversion of an integer; a sum for each block, and another one where there is a minimum.
-double worst(const problem & p, const std::vector<float> & out) {
+// conversion of an integer; a sum for each block, and another one where there is a minimum. Of floats 16 sums are added in the end, and sums of
+// pairs take two roundings.
+double worst(const product_kernel & kernel, const problem & p, const std::vector<float> & out) {
     const std::vector<float> w = floats(p, p.weights);
     const std::vector<float> size_of = sizes(p, w);
-    const auto n_sums = p.n_in / static_cast<uint32_t>(ggml_blck_size(p.type)) * (place_of_minimum(p.type) >= 0 ? 2 : 1);
+    const uint32_t n_of_blocks = p.n_in / block_of(p.type) * (place_of_minimum(p.type) >= 0 ? 2 : 1);
+    const uint32_t n_sums = is_float(p.type) ? p.n_in / 16 + 1 : n_of_blocks;
     const double rounding = (n_sums + 5) * std::ldexp(1.0, -24);
     double most = 0;
     for (uint32_t r = 0; r < p.n_rows; ++r) {
-        const std::vector<double> x = rounded(p, r);
+        const std::vector<double> x = rounded(kernel, p, r);
         for (uint32_t o = 0; o < p.n_out; ++o) {
             double sum = 0;
             double size = 0;
@@ -255,8 +272,8 @@ TEST_CASE("a product is that of the numbers as they were rounded, in F64") {
             CAPTURE(s.n_blocks);
             CAPTURE(s.n_out);
             CAPTURE(s.n_rows);
-            const problem p(type, s.n_blocks * static_cast<uint32_t>(ggml_blck_size(type)), s.n_out, s.n_rows);
-            CHECK(worst(p, product(kernel, p, p.x, 2)) < 1);
+            const problem p(type, s.n_blocks * block_of(type), s.n_out, s.n_rows);
+            CHECK(worst(kernel, p, product(kernel, p, p.x, 2)) < 1);
         }
     });
 }
@@ -276,7 +293,7 @@ TEST_CASE("sums of the largest numbers are right, too") {
             for (size_t i = n_bytes; i < p.weights.size(); i += n_bytes) {
                 memcpy(&p.weights[i], p.weights.data(), n_bytes);
             }
-            CHECK(worst(p, product(kernel, p, p.x, 1)) < 1);
+            CHECK(worst(kernel, p, product(kernel, p, p.x, 1)) < 1);
             const std::vector<float> one(p.x.begin(), p.x.begin() + p.n_in);
             const std::vector<float> both = product(kernel, p, p.x, 1);
             const std::vector<float> alone = product(kernel, p, one, 1);
@@ -314,5 +331,21 @@ TEST_CASE("numbers that are not finite spoil their own row alone") {
         }
         CHECK(!std::isfinite(after[16]));
         CHECK(std::isnan(after[2 * 16]));
+    });
+}
+
+TEST_CASE("the least power of two of MXFP4 is no float's exponent") {
+    for_each_kernel([](const product_kernel & kernel, ggml_type type) {
+        if (type != GGML_TYPE_MXFP4) {
+            return;
+        }
+        problem p(type, 64, 16, 2);
+        for (size_t i = 0; i < p.weights.size(); i += ggml_type_size(p.type)) {
+            p.weights[i] = static_cast<uint8_t>(i % 3 == 0 ? 0 : 1);
+        }
+        for (float & x : p.x) {
+            x *= 1000; // results are floats of full precision again
+        }
+        CHECK(worst(kernel, p, product(kernel, p, p.x, 1)) < 1);
     });
 }

@@ -12,6 +12,9 @@ extern const product_kernel q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl, mxfp4;
 extern const product_kernel q2_k, q3_k, q4_k, q5_k, q6_k, iq4_xs, tq1_0, tq2_0;
 extern const product_kernel iq2_xxs, iq2_xs, iq2_s, iq3_xxs, iq3_s, iq1_s, iq1_m;
 } // namespace products_vnni
+namespace products_float {
+extern const product_set avx512, avx512_bf16;
+}
 namespace products_avx2 {
 extern const product_set set;
 }
@@ -79,14 +82,21 @@ const product_set avx512_vnni = {"avx512-vnni", vnni_kernel_for};
 } // namespace
 
 const product_set * const * product_sets_here() {
-    static const product_set * all[3] = {};
+    static const product_set * all[5] = {};
     static const bool found = [] {
         const product_set ** next = all;
 #ifdef __x86_64__
+        const bool avx512 = __builtin_cpu_supports("avx512f");
         const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-        if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("bmi2")) {
+        if (avx2 && avx512 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+            __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("bmi2")) {
             *next++ = &avx512_vnni;
+        }
+        if (avx512 && __builtin_cpu_supports("avx512bf16")) {
+            *next++ = &products_float::avx512_bf16;
+        }
+        if (avx512) {
+            *next++ = &products_float::avx512;
         }
         if (avx2) {
             *next++ = &products_avx2::set;
@@ -104,8 +114,12 @@ const product_set * const * product_sets_here() {
 }
 
 const product_kernel * product_kernel_for(ggml_type type) {
-    const product_set * best = product_sets_here()[0];
-    return best ? best->kernel_for(type) : nullptr;
+    for (const product_set * const * set = product_sets_here(); *set; ++set) {
+        if (const product_kernel * kernel = (*set)->kernel_for(type)) {
+            return kernel;
+        }
+    }
+    return nullptr;
 }
 
 } // namespace kvg

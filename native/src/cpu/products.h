@@ -1,8 +1,9 @@
-// Products of quantized weights with rows of floats on the CPU: what it does instead of ggml's operation where it is faster.
+// Products of weights with rows of floats on the CPU: what it does instead of ggml's operation where it is faster.
 //
-// A row is rounded to bytes as ggml rounds it. 16 rows of weights are worked on together, and each has a lane of a vector. Sums of products
-// that share a scale are integers, in whatever order; these meet their scales one after the other. So what a row gives depends to the last
-// bit on nothing else: not on the other rows, nor on the number of threads.
+// A row is rounded to bytes as ggml rounds it. 16 rows of weights are worked on together. Sums of products that share a scale are integers, in
+// whatever order; these meet their scales one after the other. Beside weights in BF16 a row is rounded to BF16; beside F16 it stays as it is.
+// Their sums have one order, too. So what a row gives depends to the last bit on nothing else: not on the other rows, nor on the number of
+// threads.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +16,7 @@ namespace kvg {
 constexpr uint32_t PRODUCT_TILE = 16; // rows of weights that are worked on together
 
 struct product_job {
-    const uint8_t * weights; // (n_in, n_out), quantized
+    const uint8_t * weights; // (n_in, n_out)
     size_t weight_stride;    // bytes of a row
     const uint8_t * rows;    // n_rows, rounded
     float * out;             // (n_out, n_rows)
@@ -39,13 +40,13 @@ struct product_kernel {
 // The kernels of one instruction set.
 struct product_set {
     const char * name;
-    // nullptr where ggml is as good
+    // nullptr where another set or ggml is as good
     const product_kernel * (*kernel_for)(ggml_type type);
 };
 
 // All that this CPU runs, the best first; nullptr after the last.
 const product_set * const * product_sets_here();
-// Of the best one; nullptr where ggml is as good, and where this CPU runs none.
+// The best one; nullptr where ggml is as good, and where this CPU runs none.
 const product_kernel * product_kernel_for(ggml_type type);
 
 } // namespace kvg

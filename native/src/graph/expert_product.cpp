@@ -238,8 +238,9 @@ ggml_tensor * custom(ggml_context * ctx, ggml_type type, int64_t ne0, int64_t ne
 
 const row_form * form_of_experts(const ggml_tensor * weight, const ggml_tensor * x) {
     const product_kernel * kernel = product_kernel_for(weight->type);
-    const bool runs =
-        kernel && ggml_backend_buffer_is_host(weight->buffer) && x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float);
+    // floats: ggml computes the gate as exactly as the products
+    const bool runs = kernel && ggml_is_quantized(weight->type) && ggml_backend_buffer_is_host(weight->buffer) &&
+                      x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float);
     return runs ? &kernel->form : nullptr;
 }
 
