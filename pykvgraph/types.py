@@ -34,7 +34,6 @@ class ModelInfo:
     n_params: int
     weight_bytes: int
     encodes: bool
-    stage: range
     kept_on_cpu: tuple[str, ...] = ()
 
 

@@ -178,10 +178,17 @@ def read_model_info(pointer: int, function: Any) -> ModelInfo:
     info = sized(KvgModelInfo)
     function(pointer, ctypes.byref(info))
     values: dict[str, Any] = {name: getattr(info, name) for name, *_ in info._fields_[1:]}
-    values["stage"] = range(values.pop("layer_begin"), values.pop("layer_end"))
+    del values["layer_begin"], values["layer_end"]  # read_stage
     texts = {"arch": _text(info.arch), "device": _text(info.device)}
     kept = tuple(_text(info.kept_on_cpu).splitlines()) if info.kept_on_cpu else ()
     return ModelInfo(**{**values, **texts, "encodes": bool(info.encodes), "kept_on_cpu": kept})
+
+
+def read_stage(model: int) -> range:
+    """The layers of a model that are here."""
+    info = sized(KvgModelInfo)
+    lib().kvg_model_get_info(model, ctypes.byref(info))
+    return range(info.layer_begin, info.layer_end)
 
 
 _STATES = {

@@ -25,6 +25,7 @@ from pykvgraph.model.gguf_file import (
     read_layers,
     read_metadata,
     read_model_info,
+    read_stage,
 )
 from pykvgraph.model.tokenizer import LoadedVocabulary, Tokenizer, has_tokenizer
 from pykvgraph.params.overrides import Overrides
@@ -96,7 +97,7 @@ class Model(Closable):
         if self.device != "CPU":
             self._handle.stay()
         self.n_layer = info.n_layer
-        self.stage = info.stage
+        self.stage = self._handle.call(read_stage)
         self.layer_devices = self._handle.call(_layer_devices, info.n_layer)
         self.n_embd = info.n_embd
         self.n_head = info.n_head

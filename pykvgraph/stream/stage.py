@@ -28,6 +28,7 @@ from pykvgraph.stream.transports.transport import Transport
 
 Folder = str | os.PathLike[str] | None
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_LONGEST = 4000  # characters of what a stage says of a failure
 _EDITS = ("seq_rm", "seq_cp", "seq_keep", "seq_add", "seq_div", "defrag", "update", "clear")
 
 
@@ -145,7 +146,10 @@ class _StageWorker:
         """Stands in line behind the stages that have said what they are."""
         own = self._cache.own
         reason = differing(note, self._cache.facts())
-        stages = ranges(note["stages"]) if not reason else []
+        try:
+            stages = [] if reason else ranges(note["stages"])
+        except InvalidArgumentError as error:
+            stages, reason = [], str(error)
         if stages and stages[-1].stop != own.start:
             reason = f"its layers begin at {own.start}, and the stage before it ends at {stages[-1].stop}"
         if reason:
@@ -166,7 +170,8 @@ class _StageWorker:
             try:
                 return self._done(frame)
             except (KVGraphError, MemoryError) as error:
-                return noted(FrameKind.FAILED, [type(error).__name__, f"{_layers(self._cache.own)}: {error}"])
+                text = f"{_layers(self._cache.own)}: {error}"[:_LONGEST]
+                return noted(FrameKind.FAILED, [type(error).__name__, text])
         return frame
 
     def _done(self, frame: StageFrame) -> StageFrame:

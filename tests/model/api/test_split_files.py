@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.engines import prompt_then_singles, random_ids
 from support.judge import judge
@@ -76,6 +77,24 @@ def test_a_state_knows_every_part(files: list[Path], tmp_path: Path) -> None:
 def test_memory_is_planned_for_all_parts(files: list[Path], model_file: ModelFile) -> None:
     split, whole = (kvg.plan_memory(path, device="cpu") for path in (files[0], model_file(SMALL)))
     assert split == whole
+
+
+@pytest.mark.parametrize("most_tensors", [1, 20])
+def test_stages(tmp_path: Path, most_tensors: int) -> None:
+    """Each maps the files, or their parts, that have its layers."""
+    path = write_split(SMALL, tmp_path, most_tensors)[0]
+    batch = kvg.Batch()
+    batch.extend([1, 2, 3], 0)
+    with (
+        kvg.Model(path, device="cpu") as whole,
+        kvg.Model(path, device="cpu", layers=range(1)) as first,
+        kvg.Model(path, device="cpu", layers=range(1, 2)) as last,
+    ):
+        contexts = [kvg.Context(model, n_ctx=16) for model in (whole, first, last)]
+        contexts[0].decode(batch)
+        contexts[1].decode(batch)
+        contexts[2].decode(batch, hidden=contexts[1].embeddings())
+        assert np.array_equal(contexts[2].logits(), contexts[0].logits())
 
 
 def test_links_into_a_store(files: list[Path], tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from support import chance, random_archs
 from support.arch_table import Judged, Record, leave
@@ -209,6 +211,44 @@ def compare(record: Record, path: Path, n_vocab: int = N_VOCAB, exact: float = E
 )
 def test_logits(architecture: Architecture, spec: ArchSpec, record_property: Record) -> None:
     compare(record_property, architecture(spec))
+
+
+ALL = SPECS + MORE + LAYER_NORMS + EXPERTS + LATENTS + CHUNKED + STATES
+# of a commit: every third architecture, cut in the middle
+CUT = ALL if chance.THOROUGH else list({spec.arch: spec for spec in reversed(ALL)}.values())[::3]
+
+
+@pytest.mark.parametrize("spec", CUT, ids=str)
+def test_two_stages_are_one_model(architecture: Architecture, spec: ArchSpec) -> None:
+    """To the bit: what the first stage hands on are the hidden states that the whole has there."""
+    path = architecture(spec)
+    options: dict[str, Any] = {"n_ctx": 64, "n_ubatch": 16, "n_threads": 1}
+    tokens = random_ids(30, N_VOCAB, seed=2)
+    with kvg.Model(path, device="cpu") as model:
+        whole = stages_logits([kvg.Context(model, **options)], tokens)
+        for cut in range(1, model.n_layer) if chance.THOROUGH else [model.n_layer // 2]:
+            layers = range(cut), range(cut, model.n_layer)
+            try:
+                models = [kvg.Model(path, device="cpu", layers=each) for each in layers]
+            except kvg.UnsupportedError:
+                assert spec.arch in ("gemma3n", "gemma4", "nemotron_h")
+                continue
+            assert np.array_equal(
+                stages_logits([kvg.Context(each, **options) for each in models], tokens), whole
+            )
+
+
+def stages_logits(stages: list[kvg.Context], tokens: list[int]) -> np.ndarray[Any, Any]:
+    """Behind a prompt, and behind each of four more tokens."""
+    rows = []
+    for begin, end in [(0, len(tokens) - 4), *((i, i + 1) for i in range(len(tokens) - 4, len(tokens)))]:
+        batch, hidden = kvg.Batch(), None
+        batch.extend(tokens[begin:end], begin)
+        for stage in stages:
+            stage.decode(batch, hidden=hidden)
+            hidden = stage.embeddings()
+        rows.append(stages[-1].logits()[-1])
+    return np.stack(rows)
 
 
 @pytest.mark.parametrize(("kind", "bound"), [("q8_0", 1e-3), ("q4_0", 0.1)])
