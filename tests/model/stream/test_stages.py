@@ -159,14 +159,19 @@ def test_adapters_add_to_the_layers_of_a_stage(architecture: Architecture, tmp_p
         assert not np.array_equal(parts.pipe.decode(batch_of(PROMPT)), rows[0])
 
 
-def test_a_batch_that_a_later_stage_refuses_is_taken_back(architecture: Architecture) -> None:
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_batch_that_a_later_stage_refuses_is_taken_back(architecture: Architecture, at: int) -> None:
     with pipeline(architecture(LLAMA), CUTS[1], **OPTIONS) as parts:
         parts.pipe.decode(batch_of(PROMPT))
-        parts.contexts[2].kv.seq_rm(0, 0, -1)  # behind its pipeline's back: then positions are free there
-        parts.contexts[2].decode(batch_of([3], 40), hidden=np.ones((1, N_EMBD), np.float32))
-        with pytest.raises(kvg.InvalidArgumentError, match=r"layers 8 to 11: .*position 21"):
+        refusing = parts.contexts[at]  # behind its pipeline's back it has a later position
+        refusing.decode(batch_of([3], 40), hidden=np.ones((1, N_EMBD), np.float32))
+        with pytest.raises(
+            kvg.InvalidArgumentError, match=rf"layers {4 * at} to {4 * at + 3}: .*position 21"
+        ):
             parts.pipe.append(5)
-        assert [ctx.kv.seq_pos_max(0) for ctx in parts.contexts] == [20, 20, 40]
+        last = [20, 20, 20]
+        last[at] = 40
+        assert [ctx.kv.seq_pos_max(0) for ctx in parts.contexts] == last
         parts.pipe.edit("clear")
         assert parts.pipe.append(5).shape == (N_VOCAB,)
 
