@@ -1,4 +1,4 @@
-"""The two ends of a stream that is measured: a thread, a process, or two ranks of MPI."""
+"""The two ends of a stream that is measured: a thread, a process, two ranks of MPI, or another machine."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from pykvgraph import stream
-from pykvgraph.bench.streams import StreamSpeed, measure_streams, receive
+from pykvgraph.bench.streams import StreamSpeed, end_of, measure_streams, receive
 from pykvgraph.errors import TransportError, UnsupportedError
 from pykvgraph.model.model import Model
 
 _TIMEOUT = 120.0  # seconds: a prompt is decoded without a region that leaves
+_LONG = 3600.0  # the same on another machine, for which somebody may have to start the other end
 
 
 def transports_here() -> list[str]:
@@ -44,7 +45,35 @@ def measure_over(
     if kind == "mpi":
         return _ranks(job)
     with _meeting(kind, model, job) as end:
-        return measure_streams(model, end, depth, n_repetitions, sizes, tick)
+        found = measure_streams(model, end, depth, n_repetitions, sizes, tick)
+        end_of(end)
+        return found
+
+
+@contextlib.contextmanager
+def other_machine(address: str, token: str | None) -> Iterator[stream.Transport]:
+    """An end for measure_streams(), whose other one is in receive_from(). Raises what stream.open() does."""
+    with stream.open(address, token, timeout=_LONG) as end:
+        yield end
+        end_of(end)
+
+
+def receive_from(
+    model: Model, address: str, token: str | None, sizes: Mapping[str, Any], tell: Callable[[str], None]
+) -> int:
+    """Waits at an address, and takes what one other_machine() sends; how many streams that was.
+
+    address: as stream.listen() takes it, or stream.open() for files and MPI. tell: gets the address as it is.
+    """
+    with contextlib.ExitStack() as stack:
+        if address.partition(":")[0] in ("unix", "tcp"):
+            listener = stack.enter_context(stream.listen(address, token, timeout=_LONG))
+            tell(listener.address)
+            end: stream.Transport = stack.enter_context(listener.accept())
+        else:
+            end = stack.enter_context(stream.open(address, token, timeout=_LONG))
+            tell(end.address)
+        return receive(model, end, sizes)
 
 
 @contextlib.contextmanager
@@ -87,7 +116,7 @@ def _receiver(kind: str, address: str, model: Model, job: Mapping[str, Any]) -> 
 
 def _take(address: str, model: Model, job: Mapping[str, Any]) -> None:
     with stream.open(address, timeout=_TIMEOUT) as end:
-        receive(model, end, job["depth"], job["sizes"])
+        receive(model, end, job["sizes"])
 
 
 def _ranks(job: Mapping[str, Any]) -> list[StreamSpeed]:
@@ -123,6 +152,7 @@ def _run(job: Mapping[str, Any]) -> None:
                 found = measure_streams(
                     model, end, job["depth"], job["repetitions"], job["sizes"], lambda: None
                 )
+                end_of(end)
             print(json.dumps([asdict(each) for each in found]))
 
 

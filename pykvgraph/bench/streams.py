@@ -19,12 +19,14 @@ from pykvgraph.stream import Layout, Transport, arrivals
 from pykvgraph.stream.follow import following
 
 LEVELS = (None, 0, 1, 2, 3)  # None: nothing is streamed
+_LEVEL_NAMES = ("naive", "+ buffered copies", "+ layer by layer", "all")
 N_GENERATED = 32
 TURNS_OF_TOKENS = 4  # for each repetition of the prompt
 _SPARE = 64  # cells
-_MORE, _HAS = "more", "has"  # regions: whether a stream follows; the last position that the other end has
+# regions: the cells that the next stream needs, 0: there is none; the last position that the other end has
+_NEXT, _HAS = "next", "has"
 _OVER = "over"  # the other end's last one
-_POSITION = struct.Struct("<q")
+_NUMBER = struct.Struct("<q")
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class StreamSpeed:
 
     prompt: seconds until the other end has the prompt. behind: of these, those behind the last decode. token:
     seconds for each of N_GENERATED tokens, until the other end has them all. prompt_more, token_more: what
-    the turn without streaming didn't take: seconds, and a share of `token`.
+    the turn without streaming didn't take: seconds, and a share of `token`. total: seconds of the prompt and
+    of all N_GENERATED tokens; total_more: a share of it, as those of its parts say.
     """
 
     transport: str
@@ -44,6 +47,13 @@ class StreamSpeed:
     prompt_more: float
     token: float
     token_more: float
+    total: float
+    total_more: float
+
+    @property
+    def name(self) -> str:
+        """Of the level, as in figure 7 of DejaVu's paper."""
+        return "no streaming" if self.level is None else _LEVEL_NAMES[self.level]
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,7 @@ def measure_streams(
     sizes: Mapping[str, Any],
     tick: Callable[[], None],
 ) -> list[StreamSpeed]:
-    """Each level by turns; the first turn of each is not counted. The other end is in receive().
+    """Each level by turns; the first turns don't count. The other end is in receive() until end_of().
 
     The prompt's cells lie between others, every second one, so that level 0 has something to do. tick: called
     after each turn. Raises what streams raise.
@@ -83,8 +93,6 @@ def measure_streams(
             for level in _in_turn(turn):
                 tokens[level].append(_tokens(ctx, layout, end, level, depth))
                 tick()
-        end.flush(_MORE, b"\0")
-        end.fetch(_OVER, bytearray())
     return [_speed(end.address.partition(":")[0], level, depth, prompts, tokens) for level in LEVELS]
 
 
@@ -93,19 +101,31 @@ def n_ticks(n_repetitions: int) -> int:
     return len(LEVELS) * (n_repetitions + 1 + TURNS_OF_TOKENS * n_repetitions + 1)
 
 
-def receive(model: Model, end: Transport, depth: int, sizes: Mapping[str, Any]) -> None:
-    """The other end: takes what comes into a cache, and tells what it has."""
+def end_of(end: Transport) -> None:
+    """Tells the other end that nothing follows."""
+    end.flush(_NEXT, _NUMBER.pack(0))
+    end.fetch(_OVER, bytearray())
+
+
+def receive(model: Model, end: Transport, sizes: Mapping[str, Any]) -> int:
+    """The other end: takes what comes into a cache, and tells what it has. Returns how many streams came."""
     layout = Layout({end: range(model.n_layer)})
-    more = bytearray(1)
-    with Context(model, **{**sizes, "n_ctx": depth + N_GENERATED + _SPARE, "n_seq_max": 1}) as ctx:
-        while True:
-            end.fetch(_MORE, more)
-            if not more[0]:
-                end.flush(_OVER, b"")
-                return
+    n_streams, ctx = 0, None
+    try:
+        while n_cells := _number(end, _NEXT):
+            if ctx is None or ctx.n_ctx < n_cells:
+                if ctx is not None:
+                    ctx.close()
+                ctx = Context(model, **{**sizes, "n_ctx": n_cells, "n_seq_max": 1})
             ctx.reset()
             for last in arrivals(ctx, 0, layout):
-                end.flush(_HAS, _POSITION.pack(last))
+                end.flush(_HAS, _NUMBER.pack(last))
+            n_streams += 1
+    finally:
+        if ctx is not None:
+            ctx.close()
+    end.flush(_OVER, b"")
+    return n_streams
 
 
 def _in_turn(turn: int) -> Sequence[int | None]:
@@ -132,7 +152,7 @@ def _prompt(ctx: Context, layout: Layout, end: Transport, level: int | None, dep
         begin = time.perf_counter()
         decode_prompt(ctx, depth)
         return _Turn(time.perf_counter() - begin, 0.0)
-    end.flush(_MORE, b"\1")
+    _announce(end, depth)
     with following(ctx, 0, layout, level) as out:
         _wait_for(end, -1)
         begin = time.perf_counter()
@@ -153,7 +173,7 @@ def _tokens(ctx: Context, layout: Layout, end: Transport, level: int | None, dep
             ctx.append(token)
         seconds = time.perf_counter() - begin
     else:
-        end.flush(_MORE, b"\1")
+        _announce(end, depth)
         with following(ctx, 0, layout, level) as out:
             _wait_for(end, depth - 1)
             begin = time.perf_counter()
@@ -168,11 +188,19 @@ def _tokens(ctx: Context, layout: Layout, end: Transport, level: int | None, dep
 
 def _wait_for(end: Transport, position: int) -> None:
     """Until the other end has the sequence to there."""
-    has = bytearray(_POSITION.size)
-    while True:
-        end.fetch(_HAS, has)
-        if _POSITION.unpack(has)[0] == position:
-            return
+    while _number(end, _HAS) != position:
+        pass
+
+
+def _announce(end: Transport, depth: int) -> None:
+    """A stream of so many tokens, and of those behind them."""
+    end.flush(_NEXT, _NUMBER.pack(depth + N_GENERATED + _SPARE))
+
+
+def _number(end: Transport, key: str) -> int:
+    region = bytearray(_NUMBER.size)
+    end.fetch(key, region)
+    return int(_NUMBER.unpack(region)[0])
 
 
 def _speed(
@@ -185,13 +213,19 @@ def _speed(
     """Without the first turns. What is more is the median of that of each turn."""
     own, plain = prompts[level][1:], prompts[None][1:]
     said, silent = tokens[level][1:], tokens[None][1:]
+    prompt, token = statistics.median(turn.prompt for turn in own), statistics.median(said)
+    more = statistics.median(turn.prompt - other.prompt for turn, other in zip(own, plain, strict=True))
+    share = statistics.median(seconds / other - 1 for seconds, other in zip(said, silent, strict=True))
+    alone = statistics.median(turn.prompt for turn in plain), N_GENERATED * statistics.median(silent)
     return StreamSpeed(
         transport,
         level,
         depth,
-        statistics.median(turn.prompt for turn in own),
+        prompt,
         statistics.median(turn.behind for turn in own),
-        statistics.median(turn.prompt - other.prompt for turn, other in zip(own, plain, strict=True)),
-        statistics.median(said),
-        statistics.median(seconds / other - 1 for seconds, other in zip(said, silent, strict=True)),
+        more,
+        token,
+        share,
+        prompt + N_GENERATED * token,
+        (more + share * alone[1]) / sum(alone),
     )

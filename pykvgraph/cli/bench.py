@@ -13,7 +13,8 @@ import click
 from pykvgraph.bench.tests import EXTRA_TESTS
 from pykvgraph.cli.adapters import Adapters, adapter_options
 from pykvgraph.cli.bench_rows import Printer
-from pykvgraph.cli.bench_runs import params_of, run_one, run_requests, run_streams, run_tiers, run_turns
+from pykvgraph.cli.bench_runs import params_of, run_one, run_requests, run_tiers, run_turns
+from pykvgraph.cli.bench_streams import OtherEnd, receive_streams, run_streams, stream_options
 from pykvgraph.cli.rival import CommandLine, programs_of, rivals_on
 from pykvgraph.cli.verb import (
     Interruptible,
@@ -78,6 +79,7 @@ class _Clients(click.ParamType):  # type: ignore[type-arg]
         "pykvgraph bench -m model.gguf -d 512 --cache prefix --plot prefix.png",
         "pykvgraph bench -m model.gguf -d 4000 --cache tiers --plot tiers.png",
         "pykvgraph bench -m model.gguf -d 2000 --cache stream --plot stream.png",
+        "pykvgraph bench -m model.gguf --cache stream --receive tcp:10.0.0.2:5005",
         "pykvgraph bench -m model.gguf -d 512 --server 8x3 --vs llama-server",
     ),
 )
@@ -106,12 +108,7 @@ class _Clients(click.ParamType):  # type: ignore[type-arg]
     multiple=True,
     help="Also run a cache test (see above); may be repeated.",
 )
-@option(
-    "--over",
-    type=click.Choice(["memory", "device", "unix", "tcp", "mpi", "file"]),
-    multiple=True,
-    help="A transport of --cache stream; may be repeated. Default: all that are here.",
-)
+@stream_options
 @option("-r", "--repetitions", type=COUNT, metavar="N", default=5, help="Runs of each test, after a warm-up.")
 @option(
     "--server",
@@ -151,7 +148,7 @@ def bench(
     n_gen: tuple[int, ...],
     n_depth: tuple[int, ...],
     extra: tuple[str, ...],
-    over: tuple[str, ...],
+    other_end: OtherEnd,
     repetitions: int,
     clients: tuple[int, int] | None,
     others: tuple[str, ...],
@@ -208,11 +205,13 @@ def bench(
                 one; what K, V and graphs take on devices. What has no room
                 there is left out. Without --vs
       stream    a prompt of -d tokens and 32 tokens behind it, which travel to
-                another process (memory, device: to a thread), levels 0 to 3 and
-                without, by turns: the time until all is there, and what of
+                another process (memory, device: to a thread), levels 0 to 3
+                (naive, + buffered copies, + layer by layer, all) and without,
+                by turns: the time until all is there, and what of
                 it is more than without; "behind": that after the prompt's
-                last decode. The prompt's cells are every second one, so that
-                level 0 sends each alone. Without --vs
+                last decode; "total": prompt and tokens. The prompt's cells
+                are every second one, so that level 0 sends each alone. To
+                another machine: --receive there, --to here. Without --vs
 
     \b
     With --server nothing else is measured: a server of its own answers each
@@ -245,6 +244,9 @@ def bench(
             )
         where = dataclasses.replace(where, device="cpu") if where.device == "auto" else where
     sizes = {name: value for name, value in sizes.items() if value is not None} | where.context()
+    if other_end.receive:
+        receive_streams(model, where, n_threads, sizes, other_end.receive, other_end.token)
+        return
     tests = chosen_tests(n_prompt, n_gen, n_depth, extra)
     long = [depth for depth in n_depth if depth >= MIN_CACHE_DEPTH]
     depths, shared, tiered, streamed = (
@@ -285,10 +287,9 @@ def bench(
                 found, spans = run_tiers(loaded, depth, repetitions, n_threads, sizes)
                 speeds += found
                 printer.add_tiers(found)
-            for depth in streamed:
-                for rows in run_streams(loaded, depth, repetitions, n_threads, sizes, where, over):
-                    flows += rows
-                    printer.add_streams(rows)
+            for rows in run_streams(loaded, streamed, repetitions, n_threads, sizes, where, other_end):
+                flows += rows
+                printer.add_streams(rows)
     printer.end()
     if plot and flows:
         plot_streams(f"{Path(model).name}, {loaded.device}", flows, plot)

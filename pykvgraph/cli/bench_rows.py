@@ -210,14 +210,17 @@ def _print_tiers(speeds: Sequence[TierSpeed]) -> None:
 
 
 def _print_streams(speeds: Sequence[StreamSpeed]) -> None:
-    """more: than without a stream. behind: of the prompt's time, that after its last decode."""
+    """more: than without a stream. behind: of the prompt, after its last decode. total: of both."""
     click.echo(f"over {speeds[0].transport}, a prompt of {speeds[0].depth} tokens:")
-    table = new_table("level", "prompt", "more", "behind", "token", "more")
+    table = new_table("level", "prompt", "more", "behind", "token", "more", "total", "more")
     for each in speeds:
         prompt = f"{each.prompt:.3f} s", f"{each.prompt_more * 1e3:.1f} ms", f"{each.behind * 1e3:.1f} ms"
         token = f"{each.token * 1e3:.2f} ms", f"{each.token_more * 100:.1f} %"
-        cells = (*prompt, *token) if each.level is not None else (prompt[0], "", "", token[0], "")
-        table.add_row("none" if each.level is None else str(each.level), *cells)
+        total = f"{each.total:.3f} s", f"{each.total_more * 100:.1f} %"
+        if each.level is None:
+            table.add_row("none", prompt[0], "", "", token[0], "", total[0], "")
+        else:
+            table.add_row(str(each.level), *prompt, *token, *total)
     print_table(table)
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pykvgraph.cli.where import Where
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.params.params import ContextParams
 
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
 
     from pykvgraph.bench.requests import Served
     from pykvgraph.bench.runner import Result
-    from pykvgraph.bench.streams import StreamSpeed
     from pykvgraph.bench.tests import Test
     from pykvgraph.bench.tiers import TierSpeed
     from pykvgraph.bench.turns import MeasuredTurn, Speaker
@@ -29,7 +26,8 @@ if TYPE_CHECKING:
 SHARED = "shared"
 
 
-def _progress(label: str, length: int) -> ProgressBar[int]:
+def progress(label: str, length: int) -> ProgressBar[int]:
+    """How much of a measurement is done, on a terminal."""
     return click.progressbar(length=length, label=label, file=sys.stderr, hidden=not sys.stderr.isatty())
 
 
@@ -57,8 +55,8 @@ def run_one(
     params = dataclasses.replace(params, n_ctx=-(-test.n_cells // 256) * 256, n_seq_max=test.n_seq)
     engines = makers(params, model, rivals.libllama, test, adapters)
     n_turns = (len(engines) + len(able_of(rivals.programs, test))) * (repetitions + 1)
-    with _progress(f"{test.name} at {test.depth}", n_turns) as progress:
-        return measure(test, engines, repetitions, lambda: progress.update(1), rivals.programs)
+    with progress(f"{test.name} at {test.depth}", n_turns) as bar:
+        return measure(test, engines, repetitions, lambda: bar.update(1), rivals.programs)
 
 
 def run_turns(
@@ -78,13 +76,13 @@ def run_turns(
         **sizes,
     }
     runs: dict[str, list[list[MeasuredTurn]]] = {"TokenSequence": [], "Engine": []}
-    with _progress(f"turns after {depth}", 2 * repetitions * n_asked(script)) as progress:
+    with progress(f"turns after {depth}", 2 * repetitions * n_asked(script)) as bar:
 
         def run(through: str, speaker: Speaker) -> None:
             runs[through].append([])
             for turn in converse(speaker, script):
                 runs[through][-1].append(turn)
-                progress.update(1)
+                bar.update(1)
 
         for _ in range(repetitions):
             with Context(model, **{"checkpoint_cells": checkpoint_cells(model), **sizes}) as ctx:
@@ -101,30 +99,8 @@ def run_tiers(
     from pykvgraph.bench.tiers import ARGUMENTS, measure_tiers
 
     sizes = {**sizes, "n_threads": n_threads, "n_threads_batch": n_threads}
-    with _progress(f"tiers at {depth}", repetitions * len(ARGUMENTS)) as progress:
-        return measure_tiers(model, depth, repetitions, sizes, lambda: progress.update(1))
-
-
-def run_streams(
-    model: Model,
-    depth: int,
-    repetitions: int,
-    n_threads: int,
-    sizes: dict[str, Any],
-    where: Where,
-    over: Sequence[str],
-) -> Iterator[list[StreamSpeed]]:
-    """Over one transport after the other."""
-    from pykvgraph.bench.stream_ends import measure_over, transports_here
-    from pykvgraph.bench.streams import n_ticks
-
-    sizes = {**sizes, "n_threads": n_threads, "n_threads_batch": n_threads}
-    for kind in over or transports_here():
-        with _progress(f"over {kind}", n_ticks(repetitions)) as progress:
-            found = measure_over(
-                kind, model, depth, repetitions, sizes, where.of_model(), lambda: progress.update(1)
-            )
-        yield found
+    with progress(f"tiers at {depth}", repetitions * len(ARGUMENTS)) as bar:
+        return measure_tiers(model, depth, repetitions, sizes, lambda: bar.update(1))
 
 
 def run_requests(
@@ -139,7 +115,7 @@ def run_requests(
 
     prompts = write_prompts(model, depth, (depth // 8, depth))
     runs: dict[str, list[Served]] = {SHARED: [], "not shared": []}
-    with _progress(f"prefix of {depth}", repetitions * len(runs)) as progress:
+    with progress(f"prefix of {depth}", repetitions * len(runs)) as bar:
         for _ in range(repetitions):
             for how, done in runs.items():
                 with Engine(
@@ -152,5 +128,5 @@ def run_requests(
                     **sizes,
                 ) as engine:
                     done.append(serve(engine, prompts))
-                progress.update(1)
+                bar.update(1)
     return runs

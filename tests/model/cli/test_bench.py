@@ -8,9 +8,10 @@ import io
 import json
 import shlex
 import statistics
+import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import pykvgraph as kvg
 from pykvgraph.bench import requests, tests, turns
 from pykvgraph.bench.engines import LibllamaEngine, OurEngine
 from pykvgraph.bench.libllama import LibllamaModel
+from pykvgraph.bench.streams import N_GENERATED
 from pykvgraph.bench.tests import EXTRA_TESTS
 from pykvgraph.cli import main
 from pykvgraph.cli.bench_rows import quantile
@@ -264,6 +266,9 @@ def test_a_table_for_people(stories: Path) -> None:
         "--vs libllama -dev Vulkan0",
         "-d 100 --cache tiers",
         "-d 100 --cache tiers --cache turns --plot both.png",
+        "--receive tcp:0",
+        "-d 100 --cache stream --to tcp:1 --over unix",
+        "-d 100 --cache stream --receive tcp:192.0.2.1:1",
     ],
 )
 def test_what_cannot_be_is_refused(stories: Path, arguments: str) -> None:
@@ -315,7 +320,57 @@ def test_streams(stories: Path, tmp_path: Path) -> None:
         assert 0 <= row["behind"] < row["prompt"] and (row["behind"] > 0) == is_streamed
         assert (row["prompt_more"] != 0) == (row["token_more"] != 0) == is_streamed
         assert row["token"] > 0
+        assert row["total"] == pytest.approx(row["prompt"] + N_GENERATED * row["token"])
+        plain = next(each for each in rows if each["transport"] == row["transport"])  # level None
+        more = row["prompt_more"] + row["token_more"] * N_GENERATED * plain["token"]
+        assert row["total_more"] == pytest.approx(more / plain["total"])
     assert plot.read_bytes().startswith(b"<?xml")
+
+
+@contextmanager
+def receiving(stories: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """A process that waits at an address, and the command that it has printed for the other end."""
+    command = [sys.executable, "-m", "pykvgraph", "bench", "-m", str(stories), "-t", "1", "--cache", "stream"]
+    with subprocess.Popen([*command, "--receive", *arguments], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline().startswith("waiting at ")
+            yield process, shlex.split(process.stdout.readline())
+        finally:
+            process.terminate()
+
+
+def test_streams_between_two_machines(stories: Path, tmp_path: Path) -> None:
+    """As far as one has two: the commands of both ends, over TCP with a token. All comes there."""
+    plot = tmp_path / "stream.svg"
+    with receiving(stories, "tcp:127.0.0.1:0") as (process, told):
+        assert told[:4] == ["pykvgraph", "bench", "-m", str(stories)]
+        told[told.index("-d") + 1] = "64,128"
+        more = ["-t", "1", "-r", "1", "--json", "--plot", str(plot)]
+        result = CliRunner().invoke(main, [*told[1:], *more])
+        assert result.exit_code == 0, result.output
+        assert process.communicate(timeout=60)[0] == f"{2 * 4 * (2 + 5)} streams came\n"
+        assert process.returncode == 0
+    rows = json.loads(result.stdout)["streams"]
+    assert [(row["transport"], row["depth"], row["level"]) for row in rows] == [
+        ("tcp", depth, level) for depth in (64, 128) for level in (None, 0, 1, 2, 3)
+    ]
+    assert plot.read_bytes().startswith(b"<?xml")
+
+
+def test_a_machine_that_has_another_token_or_model(
+    stories: Path, model_file: ModelFile, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The stranger is sent away; the other model's stream is refused at both ends."""
+    with receiving(stories, "tcp:127.0.0.1:0", "--stream-token", "secret") as (process, told):
+        address = told[told.index("--to") + 1]
+        arguments = f"-p 0 -n 0 -d 64 -r 1 --cache stream --to {address} --stream-token"
+        assert "give both ends the same token" in bench(stories, f"{arguments} guessed").stderr
+        result = bench(model_file(ModelSpec()), f"{arguments} secret")
+        assert result.exit_code == 1
+        assert "the other end is closed" in result.stderr
+        assert process.wait(60) == 1
+    assert "Error: " in capfd.readouterr().err
 
 
 @pytest.mark.slow
