@@ -413,7 +413,8 @@ typedef struct kvg_span {
     int32_t kind; /* kvg_span_kind */
 } kvg_span;
 
-/* Moves the oldest spans to `out`, n at most, and sets n_taken. The last 65,536 are kept. KVG_UNSUPPORTED where nothing is copied: with
+/* Moves the oldest spans to `out`, n at most, and sets n_taken. There are spans from the first call on: to know them takes waiting for each
+   layer. The last 65,536 are kept. KVG_UNSUPPORTED where nothing is copied: with
    KVG_KV_TIER_DEVICE, and when no layer is on a device. */
 KVG_API kvg_status kvg_take_spans(kvg_context * context, kvg_span * out, int64_t n, int64_t * n_taken);
 

@@ -18,7 +18,7 @@ from pykvgraph.model.model import Model
 
 HOST = "-kvt host"
 # of Context, by the name that is printed
-ARGUMENTS: dict[str, dict[str, Any]] = {
+ARGUMENTS: dict[str, Mapping[str, Any]] = {
     "device": {"kv_tier": "device", "offload_kqv": True},
     HOST: {"kv_tier": "host", "offload_kqv": True},
     "-nkvo": {"kv_tier": "device", "offload_kqv": False},
@@ -34,7 +34,7 @@ class TierRun:
     token_seconds: float  # of each token
     cache_bytes: int  # of K and V on devices, the CPU is none
     compute_bytes: int  # of graphs there
-    spans: Sequence[Span]  # of the last token; empty where nothing is copied
+    spans: Sequence[Span]  # of one token more; empty where nothing is copied
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,14 @@ class TierSpeed:
     compute_bytes: int
 
 
-def run_tier(model: Model, depth: int, tier: str, sizes: Mapping[str, Any]) -> TierRun | None:
-    """None: the device has no room. The same prompt comes before, not measured.
+def run_tier(model: Model, depth: int, tier: Mapping[str, Any], sizes: Mapping[str, Any]) -> TierRun | None:
+    """tier, sizes: Context's arguments. None: the device has no room.
 
-    Raises DeviceError when the device fails later, and what Context and decode() raise else.
+    The same prompt comes before, not measured. Raises DeviceError when the device fails later, and what
+    Context and decode() raise else.
     """
     try:
-        ctx = Context(model, **{**sizes, "n_ctx": depth + N_GENERATED, **ARGUMENTS[tier]})
+        ctx = Context(model, **{**sizes, "n_ctx": depth + N_GENERATED + 1, **tier})
     except DeviceError:
         return None
     with ctx:
@@ -66,10 +67,10 @@ def run_tier(model: Model, depth: int, tier: str, sizes: Mapping[str, Any]) -> T
         decode_prompt(ctx, depth)
         middle = time.perf_counter()
         for token in range(N_GENERATED):
-            if token + 1 == N_GENERATED:
-                _take_spans(ctx)
             ctx.append(token)
         end = time.perf_counter()
+        _take_spans(ctx)  # from now on they are noted, which takes time
+        ctx.append(0)
         there = [part for part in ctx.devices if part.device != "CPU"]
         return TierRun(
             middle - begin,
@@ -103,16 +104,21 @@ def prompt_batches(ctx: Context, depth: int) -> Iterator[Batch]:
 
 
 def measure_tiers(
-    model: Model, depth: int, n_repetitions: int, sizes: Mapping[str, Any], tick: Callable[[], None]
+    model: Model,
+    depth: int,
+    n_repetitions: int,
+    sizes: Mapping[str, Any],
+    tick: Callable[[], None],
+    tiers: Mapping[str, Mapping[str, Any]] = ARGUMENTS,
 ) -> tuple[list[TierSpeed], list[Span]]:
     """Each tier by turns, where there is room for it; and the spans of one token with HOST.
 
     tick: called after each run. Raises as run_tier().
     """
-    runs: dict[str, list[TierRun]] = {tier: [] for tier in ARGUMENTS}
+    runs: dict[str, list[TierRun]] = {tier: [] for tier in tiers}
     for _ in range(n_repetitions):
         for tier, done in runs.items():
-            run = run_tier(model, depth, tier, sizes)
+            run = run_tier(model, depth, tiers[tier], sizes)
             done += [run] if run else []
             tick()
     speeds = [
@@ -127,5 +133,5 @@ def measure_tiers(
         for tier, done in runs.items()
         if done
     ]
-    hosted = runs[HOST]
+    hosted = runs.get(HOST)
     return speeds, list(hosted[-1].spans) if hosted else []

@@ -300,9 +300,10 @@ class Context(Closable):
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Writes what was copied and computed when, layer by layer, since the last call: with kv_tier="host".
 
-        The file is in Chrome's trace format, for chrome://tracing and ui.perfetto.dev: a track of copies to
-        devices, one of computing, one of copies back. A copy ends when it is known to be over. The last
-        65,536 spans are kept.
+        The first call begins it: its file is empty, and from then on each layer is waited for, so that it is
+        known when it was computed. The file is in Chrome's trace format, for chrome://tracing and
+        ui.perfetto.dev: a track of copies to devices, one of computing, one of copies back. A copy ends when
+        it is known to be over. The last 65,536 spans are kept.
 
         Raises InvalidArgumentError for what is no path, UnsupportedError where nothing is copied, and OSError
         when the file can't be written.

@@ -53,6 +53,7 @@ def traced(device: str, path: Path, into: Path, **options: Any) -> dict[str, lis
         kvg.Model(path, device=device) as model,
         open_context(model, n_ctx=256, kv_tier="host", **options) as ctx,
     ):
+        ctx.trace(into)  # from now on
         decode(ctx, run_of(random_ids(N_PROMPT, N_VOCAB)))
         for i in range(N_TOKENS):
             decode(ctx, [Token(5, N_PROMPT + i)])
@@ -109,6 +110,9 @@ def test_it_is_taken_once(
         kvg.Model(architecture(PLAIN), device=device) as model,
         open_context(model, n_ctx=256, kv_tier="host") as ctx,
     ):
+        ctx.append(5)
+        ctx.trace(file)
+        assert not any(read_events(file).values())  # nobody had asked
         for _ in range(n):
             ctx.append(5)
         ctx.trace(file)

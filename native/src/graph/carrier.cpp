@@ -10,11 +10,12 @@
 
 namespace kvg {
 
-carrier::carrier(const kv_cache & cache) : cache_(cache) {
+carrier::carrier(const kv_cache & cache, const backends & backends) : cache_(cache), backends_(backends) {
     for (ggml_backend_dev_t device : cache.working()->devices()) {
         ggml_backend_event_ptr event(ggml_backend_event_new(device));
+        ggml_backend_event_ptr computed(event ? ggml_backend_event_new(device) : nullptr);
         ggml_backend_ptr out = event && copies_in_order(device) ? open_backend(device) : nullptr;
-        copiers_[device] = {open_backend(device), std::move(event), std::move(out), {}};
+        copiers_[device] = {open_backend(device), std::move(event), std::move(computed), std::move(out), {}};
     }
 }
 
@@ -34,21 +35,65 @@ template <class F> void carrier::unless_failed(F step) {
     }
 }
 
-bool carrier::begin(const decode_graph & graph) {
+void carrier::start(const decode_graph & graph, bool is_ahead) {
     turns_ = &graph.turns();
     n_open_ = n_coming_ = n_here_ = 0;
     failed_ = false;
+    is_ahead_ = is_ahead;
     trace_.drop_open();
+}
+
+bool carrier::begin(const decode_graph & graph) {
+    start(graph, false);
     unless_failed([&] {
-        while (n_coming_ < turns_->size() && may_come(n_coming_, 0)) {
-            bring_in(n_coming_);
-            ++n_coming_;
-        }
+        bring_in_before(0, turns_->size());
         if (!turns_->empty() && !turns_->front().after) {
             open(0);
         }
     });
     return !failed_;
+}
+
+bool carrier::begin_ahead(const decode_graph & graph) {
+    const auto has_events = [](const auto & each) { return each.second.computed != nullptr; };
+    if (trace_.is_on() || !std::all_of(copiers_.begin(), copiers_.end(), has_events)) {
+        return false;
+    }
+    start(graph, true);
+    unless_failed([&] { bring_in_before(0, 1); });
+    return true;
+}
+
+bool carrier::give(size_t i) {
+    unless_failed([&] {
+        if (i > 0) {
+            send_out(i - 1);
+        }
+        bring_in_before(i, i + 1);
+        const copier & copier = copiers_.at(turn(i).device);
+        const auto come = copier.come.find(turn(i).place);
+        // a layer that only writes finds nothing there, but what was there has gone
+        const bool is_filled = (*turns_)[i].attends && come != copier.come.end();
+        ggml_backend_event_t ready = is_filled ? come->second.get() : i > 0 ? copier.event.get() : nullptr;
+        if (ready) {
+            ggml_backend_event_wait(backends_.of(turn(i).device), ready);
+        }
+    });
+    return !failed_;
+}
+
+// Behind the turn: where a device does one thing after the other, it computes while these rows are on their way to it.
+bool carrier::given(size_t i) {
+    unless_failed([&] { bring_in_before(i, turns_->size()); });
+    return !failed_;
+}
+
+// What may be on its way when n_done turns are over, of the first n.
+void carrier::bring_in_before(size_t n_done, size_t n) {
+    while (n_coming_ < std::min(n, turns_->size()) && may_come(n_coming_, n_done)) {
+        bring_in(n_coming_);
+        ++n_coming_;
+    }
 }
 
 bool carrier::at_node(ggml_tensor * node, bool ask, void * self) {
@@ -70,10 +115,7 @@ void carrier::open(size_t i) {
         wait(); // also for what goes out: such a device may copy in both directions at once, and the next rows may come to its place
     }
     n_open_ = i + 1;
-    while (n_coming_ < turns_->size() && may_come(n_coming_, i)) {
-        bring_in(n_coming_);
-        ++n_coming_;
-    }
+    bring_in_before(i, turns_->size());
     if (n_here_ <= i) {
         wait_for(i);
     }
@@ -101,8 +143,13 @@ void carrier::wait() {
         if (copier.out) {
             ggml_backend_synchronize(copier.out.get());
         }
-        if (copier.event) {
-            ggml_backend_event_synchronize(copier.event.get()); // at once; Vulkan frees here what it has recorded
+        for (ggml_backend_event_t event : {copier.event.get(), copier.computed.get()}) {
+            if (event) {
+                ggml_backend_event_synchronize(event); // at once; Vulkan frees here what it has recorded
+            }
+        }
+        for (const auto & [place, come] : copier.come) {
+            ggml_backend_event_synchronize(come.get());
         }
     }
     trace_.end_copies();
@@ -135,7 +182,7 @@ void carrier::bring_in(size_t i) {
     if (t.v) {
         copy_in(by, group.v(layer), t.v, span);
     }
-    if (copier.out) {
+    if (copier.out || is_ahead_) {
         ggml_backend_event_ptr & come = copier.come[t.place];
         come = come ? std::move(come) : ggml_backend_event_ptr(ggml_backend_event_new(t.device));
         ggml_backend_event_record(come.get(), by);
@@ -152,30 +199,39 @@ void carrier::copy_in(ggml_backend_t by, const ggml_tensor * host, ggml_tensor *
 void carrier::send_out(size_t i) {
     const row_turn & t = turn(i);
     const uint32_t layer = (*turns_)[i].layer;
+    copier & copier = copiers_.at(t.device);
+    ggml_backend_t by = copier.out ? copier.out.get() : copier.backend.get();
+    if (is_ahead_) { // rows go when they are written, and others come to their place when they are read
+        ggml_backend_event_record(copier.computed.get(), backends_.of(t.device));
+        ggml_backend_event_wait(copier.backend.get(), copier.computed.get());
+        if (copier.out) {
+            ggml_backend_event_wait(by, copier.computed.get());
+        }
+    }
     if (!t.is_owner) {
         return;
     }
     fault_point("carry-out");
     const kv_group & group = cache_.group_of(layer);
     const std::vector<uint32_t> & cells = written_[cache_.group_index_of(layer)];
-    copier & copier = copiers_.at(t.device);
-    ggml_backend_t by = copier.out ? copier.out.get() : copier.backend.get();
     trace_.begin_copy(KVG_SPAN_COPY_OUT, layer, cells.size() * (group.k_row_bytes() + group.v_row_bytes()));
-    copy_out(by, t.k, group.k(layer), cells);
+    copy_out(t.device, by, t.k, group.k(layer), cells);
     if (t.v) {
-        copy_out(by, t.v, group.v(layer), cells);
+        copy_out(t.device, by, t.v, group.v(layer), cells);
     }
-    if (copier.out) {
+    if (copier.out || is_ahead_) {
         ggml_backend_event_record(copier.event.get(), by);
         ggml_backend_event_wait(copier.backend.get(), copier.event.get()); // what comes after this may take its place
     }
 }
 
 // Only these rows: others may be written from outside meanwhile.
-void carrier::copy_out(ggml_backend_t by, const ggml_tensor * there, ggml_tensor * host, const std::vector<uint32_t> & cells) {
+void carrier::copy_out(ggml_backend_dev_t device, ggml_backend_t by, const ggml_tensor * there, ggml_tensor * host,
+                       const std::vector<uint32_t> & cells) {
     constexpr size_t MAX_TRANSFERS = 16; // beyond so many it is faster to read what lies between them, too
     const std::vector<cell_span> runs = runs_of(cells);
     if (runs.size() > MAX_TRANSFERS) {
+        ggml_backend_synchronize(backends_.of(device)); // what it was given ahead
         std::vector<uint8_t> rows(cells.size() * host->nb[1]);
         read_rows_of(there, cells, rows.data());
         write_only_rows_of(host, cells, rows.data());
@@ -196,7 +252,12 @@ bool carrier::finish(bool is_computed) {
         }
     });
     const bool failed = std::exchange(failed_, false);
-    unless_failed([&] { wait(); });
+    unless_failed([&] {
+        for (ggml_backend_t backend : is_ahead_ ? backends_.all() : std::vector<ggml_backend_t>()) {
+            ggml_backend_synchronize(backend);
+        }
+        wait();
+    });
     failed_ = failed_ || failed;
     return !failed_;
 }

@@ -62,7 +62,7 @@ decoder::decoder(const model & model, const kv_cache & cache, const backends & b
                     [](const layer_spec & l) { return l.attends() || (l.elsewhere && l.has_attention()); });
     can_rotate_queries_ = any_span_ && is_attended && ggml_is_quantized(cache.types().k);
     make_graph_cache();
-    carrier_ = cache.working() ? std::make_unique<class carrier>(cache) : nullptr;
+    carrier_ = cache.working() ? std::make_unique<class carrier>(cache, backends) : nullptr;
 }
 
 void decoder::make_graph_cache() {

@@ -100,9 +100,13 @@ bool scheduler::reserve(const decode_graph & graph) {
 bool scheduler::allocate(const decode_graph & graph) {
     ggml_backend_sched_reset(ready());
     assign(graph);
+    parts_ = graph.turns().empty() ? nullptr : std::make_unique<graph_parts>(graph);
     if (!ggml_backend_sched_alloc_graph(sched_.get(), graph.graph())) {
         sched_.reset(); // it would take the next graph of this shape for allocated
         return false;
+    }
+    if (parts_) {
+        parts_->cut(sched_.get());
     }
     return true;
 }
@@ -127,7 +131,37 @@ struct onlookers {
     }
 };
 
+// Each part as soon as that before it is given, too. A device is waited for where another one goes on, as ggml's scheduler does.
+ggml_status scheduler::compute_parts(carrier & carrier) {
+    ggml_backend_t last = nullptr;
+    for (const graph_part & part : parts_->all()) {
+        if (last && part.backend && part.backend != last) {
+            ggml_backend_synchronize(last);
+        }
+        for (const auto & [from, to] : part.copied) {
+            ggml_backend_tensor_copy(from, to);
+        }
+        if (part.turn && !carrier.give(*part.turn)) {
+            return GGML_STATUS_FAILED;
+        }
+        if (part.backend) {
+            const ggml_status status = ggml_backend_graph_compute_async(part.backend, part.graph);
+            if (status != GGML_STATUS_SUCCESS) {
+                return status;
+            }
+            last = part.backend;
+        }
+        if (part.turn && !carrier.given(*part.turn)) {
+            return GGML_STATUS_FAILED;
+        }
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
 bool scheduler::compute(const decode_graph & graph, carrier * carrier, taps * taps) {
+    if (carrier && !taps && carrier->begin_ahead(graph)) {
+        return carrier->finish(computed([&] { return compute_parts(*carrier); }));
+    }
     const auto run = [&] { return ggml_backend_sched_graph_compute(sched_.get(), graph.graph()); };
     onlookers all = {carrier, taps};
     const bool has_any = carrier || taps;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include <ggml-cpp.h>
@@ -9,6 +10,7 @@
 #include "backends.h"
 #include "graph/carrier.h"
 #include "graph/frame.h"
+#include "graph/parts.h"
 #include "graph/tap.h"
 
 namespace kvg {
@@ -35,10 +37,12 @@ private:
     ggml_backend_sched_t ready();
     void assign(const decode_graph & graph);
     void require_homes(const decode_graph & graph) const;
+    ggml_status compute_parts(carrier & carrier);
 
     const backends & backends_;
     size_t max_tensors_;
-    ggml_backend_sched_ptr sched_; // nullptr: to be made anew
+    ggml_backend_sched_ptr sched_;       // nullptr: to be made anew
+    std::unique_ptr<graph_parts> parts_; // of the graph that was allocated; nullptr: it has no turns
 };
 
 } // namespace kvg

@@ -29,7 +29,11 @@ void trace::end_copies_to(uint32_t layer) {
     }
 }
 
-void trace::begin_compute(uint32_t layer) { compute_ = {now(), 0, 0, layer_of(layer), KVG_SPAN_COMPUTE}; }
+void trace::begin_compute(uint32_t layer) {
+    if (is_on_) {
+        compute_ = {now(), 0, 0, layer_of(layer), KVG_SPAN_COMPUTE};
+    }
+}
 
 void trace::end_compute() {
     if (compute_) {
@@ -44,6 +48,7 @@ void trace::drop_open() {
 }
 
 size_t trace::take(kvg_span * out, size_t n) {
+    is_on_ = true;
     n = std::min(n, spans_.size());
     const auto end = spans_.begin() + static_cast<ptrdiff_t>(n);
     std::copy(spans_.begin(), end, out);
