@@ -20,8 +20,8 @@ class Entry:
     """Lets texts enter while there are sequences and cells for them.
 
     fetches: what loads prefixes from tiers; None: there are no tiers. spacing: tokens from one spare resume
-    point of a prompt to the next; 0: there are none. reuse: parts of at least so many tokens are moved; 0:
-    none are. counts: gets prompt_tokens, prefix_hit_tokens and decoded_again.
+    point of a prompt to the next; 0: they are where steps end anyhow. reuse: parts of at least so many tokens
+    are moved; 0: none are. counts: gets prompt_tokens, prefix_hit_tokens and decoded_again.
     """
 
     def __init__(

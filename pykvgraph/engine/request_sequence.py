@@ -21,6 +21,7 @@ from pykvgraph.engine.types import Completion, PromptProgress, TextLook
 from pykvgraph.model.adapter import Active
 from pykvgraph.model.tokenizer import Tokenizer
 from pykvgraph.params.params import SamplingParams
+from pykvgraph.prefix.block import N_TOKENS
 from pykvgraph.prefix.index import Found
 from pykvgraph.prefix.node import Node
 from pykvgraph.sequence.output_text import OutputText
@@ -123,7 +124,8 @@ class RequestSequence(Tokens):
     last: the deepest node of the index that its text begins with.
     places: positions where a resume point is to be kept.
     is_compared: whether these have the positions where its text parts from others.
-    spacing: at multiples of it, the prompt has a spare resume point; 0: nowhere.
+    spacing: at multiples of it, the prompt has a spare resume point, for which steps end there; 0: no step
+    ends for one, and where one ends behind a whole block it has one.
     window: of a text that may become longer than its part of the cache.
     own: its rows, while it has shifted and does not run.
     n_beyond: tokens of a draft that its sequence has behind what is decoded.
@@ -307,7 +309,7 @@ class RequestSequence(Tokens):
         """
         if self.n_decoded >= self.n_prompt:
             return self.copies is not None and self.n_decoded % COPIED_EVERY == 0
-        return bool(self.spacing) and self.n_decoded % self.spacing == 0
+        return self.n_decoded % (self.spacing or N_TOKENS) == 0
 
     def look(self, now: float) -> TextLook:
         """How far it is."""

@@ -96,6 +96,24 @@ def test_short_prefixes_hit_too(model: kvg.Model) -> None:
         assert engine.stats().decoded_tokens <= 1200 + (32 if model.device == "CPU" else 480)
 
 
+def test_beside_others_a_step_on_a_device_leaves_a_resume_point(
+    model: kvg.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There prompts are not cut into parts of 64 for them; a quarter of a batch is a step: 192 of 200."""
+    shared, told = ids_of(model, 200, 10), kvg.SamplingParams(max_tokens=400)
+    prompts = [[*shared, *ids_of(model, 40, n)] for n in (11, 12)]
+    with monkeypatch.context() as made:
+        made.setattr(model, "device", "GPU0")
+        engine = kvg.Engine(model, n_ctx=2048, n_seq_max=3, n_batch=256, background=False, **F32)
+    with engine:
+        talker = engine.submit(ids_of(model, 4, 13), told)
+        engine.step()
+        found = [engine.submit(prompt, TALK).result() for prompt in prompts]
+        assert not talker.done
+    assert found[1].n_cached == (192 if model.arch != DENSE.arch else 200)
+    assert all(are_likeliest(model, p, each.tokens) for p, each in zip(prompts, found, strict=True))
+
+
 def test_without_the_index_nothing_is_shared(model: kvg.Model) -> None:
     prompt = ids_of(model, 100, 5)
     with kvg.Engine(model, n_ctx=1024, n_seq_max=2, prefix_cache=False, **F32) as engine:
