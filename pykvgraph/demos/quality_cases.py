@@ -259,7 +259,6 @@ def link(ctx: Context, seq: int, ids: Ids, bos: int | None, repair: int) -> None
     kv, n_front = ctx.kv, int(bos is not None)
     append(ctx, APART, ids if bos is None else [bos, *ids])
     end = kv.seq_pos_max(seq) + 1
-    kv.seq_rm(APART, 0, n_front)
     kv.seq_add(APART, n_front, -1, end - n_front)
     kv.seq_cp(APART, seq, end, -1)
     kv.seq_rm(APART, -1, -1)

@@ -164,11 +164,12 @@ def chat(source: WordSource, rng: Random, n: int, length: int) -> TaskText:
         for i in range(_N_TURNS)
     ]
     text = "\n".join(f"User: {said}\nAssistant: {answer}" for said, answer in turns)
-    probes = (
-        Probe(f"\nUser: {rng.choice(fact.kind.questions)}\nAssistant:", (fact.value,))
-        for fact in facts.values()
-    )
-    return TaskText(text, tuple(probes), 24)
+    probes = []
+    for fact in facts.values():
+        begun = fact.kind.answer.partition(" {v}")[0]  # else a small model only says what it said before
+        asked = f"\nUser: {rng.choice(fact.kind.questions)}\nAssistant: {begun}"
+        probes.append(Probe(asked, (fact.value,)))
+    return TaskText(text, tuple(probes), 8)
 
 
 TASKS: dict[str, Build] = {

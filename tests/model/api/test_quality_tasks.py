@@ -168,8 +168,9 @@ def test_chat(seed: str) -> None:
     for turn, probe in zip((4, 14, 24, 34, 44), text.probes, strict=True):
         (value,) = probe.answers
         assert value in turns[turn]
-        question = probe.question.removeprefix("\nUser: ").removesuffix("\nAssistant:")
+        question, begun = probe.question.removeprefix("\nUser: ").split("\nAssistant: ")
         kinds = [kind for kind in KINDS if question in kind.questions and value in kind.values]
+        assert any(kind.answer.startswith(f"{begun} {{v}}") for kind in kinds)
         told = turns[turn].partition("\n")[0].removeprefix("User: ")
         assert any(told == telling.format(v=value) for kind in kinds for telling in kind.tellings)
 
