@@ -214,12 +214,13 @@ std::vector<float> sizes(const problem & p, const std::vector<float> & w) {
 }
 
 // The largest error of all results, each beside what roundings of floats may add up to: three in ggml's weights; a product of scales, the
-// conversion of an integer; a sum for each block, and another one where there is a minimum. Of floats 16 sums are added in the end, and sums of
+// conversion of an integer; a sum for each block or part of it, and another one where there is a minimum. Of floats 16 sums are added in the end, and sums of
 // pairs take two roundings.
 double worst(const product_kernel & kernel, const problem & p, const std::vector<float> & out) {
     const std::vector<float> w = floats(p, p.weights);
     const std::vector<float> size_of = sizes(p, w);
-    const uint32_t n_of_blocks = p.n_in / block_of(p.type) * (place_of_minimum(p.type) >= 0 ? 2 : 1);
+    const uint32_t of_a_sum = p.type == GGML_TYPE_NVFP4 ? 16 : block_of(p.type);
+    const uint32_t n_of_blocks = p.n_in / of_a_sum * (place_of_minimum(p.type) >= 0 ? 2 : 1);
     const uint32_t n_sums = is_float(p.type) ? p.n_in / 16 + 1 : n_of_blocks;
     const double rounding = (n_sums + 5) * std::ldexp(1.0, -24);
     double most = 0;

@@ -8,7 +8,7 @@
 namespace kvg {
 
 namespace products_vnni {
-extern const product_kernel q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl, mxfp4;
+extern const product_kernel q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl, mxfp4, nvfp4;
 extern const product_kernel q2_k, q3_k, q4_k, q5_k, q6_k, iq4_xs, tq1_0, tq2_0;
 extern const product_kernel iq2_xxs, iq2_xs, iq2_s, iq3_xxs, iq3_s, iq1_s, iq1_m;
 } // namespace products_vnni
@@ -41,6 +41,8 @@ const product_kernel * vnni_kernel_for(ggml_type type) {
         return &products_vnni::iq4_nl;
     case GGML_TYPE_MXFP4:
         return &products_vnni::mxfp4;
+    case GGML_TYPE_NVFP4:
+        return &products_vnni::nvfp4;
     case GGML_TYPE_Q2_K:
         return &products_vnni::q2_k;
     case GGML_TYPE_Q3_K:

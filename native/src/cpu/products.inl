@@ -33,6 +33,8 @@ const product_kernel * kernel_for(ggml_type type) {
         return &kernel_32<iq4_nl_weights>;
     case GGML_TYPE_MXFP4:
         return &kernel_32<mxfp4_weights>;
+    case GGML_TYPE_NVFP4:
+        return &kernel_32<nvfp4_weights>;
     case GGML_TYPE_Q2_K:
         return &kernel_256<q2_k_weights>;
     case GGML_TYPE_Q3_K:

@@ -33,6 +33,7 @@ struct indices_and_signs {
     alignas(32) uint64_t signs[GROUPS];
     alignas(32) int16_t scales[16];
 
+    __m256i all_scales() const { return _mm256_load_si256(reinterpret_cast<const __m256i *>(scales)); }
     void set(uint32_t first, __m512i of_32) { _mm512_store_si512(index + first, of_32); }
     const uint8_t * bytes() const { return reinterpret_cast<const uint8_t *>(index); } // where they have 8 bits
     // Of 32 times 7 signs, a byte each: an eighth makes the number of minuses even.
@@ -86,6 +87,7 @@ struct iq2_xxs_weights {
 
     static __m512 scale(const weight_rows & rows) { return scaled(rows, 0.125f); }
     using of_row = indices_and_signs;
+    static __m256i scales(const uint8_t *, const of_row & row) { return row.all_scales(); }
     static void prepare(const uint8_t * block, of_row & to) {
         const __m512i both = _mm512_loadu_si512(block + 2); // four indices, then signs
         to.set_signs(sevens_of_words(_mm512_cvtepi64_epi32(_mm512_srli_epi64(both, 32))));
@@ -106,6 +108,7 @@ struct iq2_xs_weights {
 
     static __m512 scale(const weight_rows & rows) { return scaled(rows, 0.125f); }
     using of_row = indices_and_signs;
+    static __m256i scales(const uint8_t *, const of_row & row) { return row.all_scales(); }
     static void prepare(const uint8_t * block, of_row & to) {
         const __m512i both = _mm512_loadu_si512(block + 2);
         to.set_signs(_mm512_cvtepi16_epi8(_mm512_srli_epi16(both, 9)));
@@ -125,6 +128,7 @@ struct iq2_s_weights {
 
     static __m512 scale(const weight_rows & rows) { return scaled(rows, 0.125f); }
     using of_row = indices_and_signs;
+    static __m256i scales(const uint8_t *, const of_row & row) { return row.all_scales(); }
     static void prepare(const uint8_t * block, of_row & to) {
         const __m512i eight = _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(block + 66)));
         const __m512i moved = _mm512_sllv_epi16(of_fours(eight), _mm512_set1_epi64(0x0002000400060008));
@@ -146,6 +150,7 @@ struct iq3_xxs_weights {
 
     static __m512 scale(const weight_rows & rows) { return scaled(rows, 0.25f); }
     using of_row = indices_and_signs;
+    static __m256i scales(const uint8_t *, const of_row & row) { return row.all_scales(); }
     static void prepare(const uint8_t * block, of_row & to) {
         to.set_signs(sevens_of_words(load_256(block + 66)));
         to.set(0, _mm512_loadu_si512(block + 2));
@@ -164,6 +169,7 @@ struct iq3_s_weights {
 
     static __m512 scale(const weight_rows & rows) { return rows.halves(0); }
     using of_row = indices_and_signs;
+    static __m256i scales(const uint8_t *, const of_row & row) { return row.all_scales(); }
     static void prepare(const uint8_t * block, of_row & to) {
         for (uint32_t half = 0; half < 2; ++half) {
             const __m512i low = words_of_bytes(block + 2 + half * 32);
@@ -192,6 +198,7 @@ struct iq1_s_weights {
 
     static __m512 scale(const weight_rows & rows) { return scaled(rows, 0.125f); }
     using of_row = indices_and_signs;
+    static __m256i scales(const uint8_t *, const of_row & row) { return row.all_scales(); }
     static void prepare(const uint8_t * block, of_row & to) {
         const __m512i eight = _mm512_cvtepu16_epi64(load_128(block + 34));
         const __m512i high = of_fours(eight);
@@ -220,6 +227,7 @@ struct iq1_m_weights {
         return _mm512_mul_ps(low_halves(half), _mm512_set1_ps(0.125f));
     }
     using of_row = indices_and_signs;
+    static __m256i scales(const uint8_t *, const of_row & row) { return row.all_scales(); }
     static void prepare(const uint8_t * block, of_row & to) {
         const __m512i sixteen = _mm512_cvtepu8_epi32(load_128(block + 32));
         const __m512i high = _mm512_or_si512(sixteen, _mm512_slli_epi32(sixteen, 12)); // 4 bits in each half

@@ -99,12 +99,9 @@ struct q6_k_weights {
     static constexpr uint32_t PER_SCALE = 16;
     static constexpr uint32_t RAISED = 5;
 
-    struct of_row {
-        alignas(32) int16_t scales[16];
-    };
-    static void prepare(const uint8_t * block, of_row & to) {
-        _mm256_store_si256(reinterpret_cast<__m256i *>(to.scales), _mm256_cvtepi8_epi16(load_128(block + 192)));
-    }
+    struct of_row {};
+    static void prepare(const uint8_t *, of_row &) {}
+    static __m256i scales(const uint8_t * block, const of_row &) { return _mm256_cvtepi8_epi16(load_128(block + 192)); }
     static __m512i group(const uint8_t * block, const of_row &, uint32_t i) {
         const __m512i low = _mm512_loadu_si512(block + i / 2 * 64);
         const __m512i high = _mm512_broadcast_i64x4(load_256(block + 128 + i / 2 * 32));

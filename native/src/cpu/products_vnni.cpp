@@ -11,7 +11,7 @@ inline block_scales scales_alone(__m512 scales) { return {scales, _mm512_setzero
 // An F16, 32 signed bytes
 struct q8_0_weights {
     static constexpr size_t BYTES = 34;
-    static constexpr bool MINIMA = false;
+    static constexpr form FORM = RAISED;
 
     static block_numbers numbers(const weight_rows & rows) {
         block_numbers numbers;
@@ -64,7 +64,7 @@ inline block_numbers looked_up(__m512i table, block_numbers numbers) {
 // An F16, 32 numbers of 4 bits: scale * (number - 8). Bytes are 16 times the number.
 struct q4_0_weights {
     static constexpr size_t BYTES = 18;
-    static constexpr bool MINIMA = false;
+    static constexpr form FORM = RAISED;
 
     static block_numbers numbers(const weight_rows & rows) { return nibbles<4>(rows, 2); }
     static block_scales scales(const weight_rows & rows) {
@@ -75,7 +75,7 @@ struct q4_0_weights {
 // Two F16, 32 numbers of 4 bits: scale * number + minimum
 struct q4_1_weights {
     static constexpr size_t BYTES = 20;
-    static constexpr bool MINIMA = true;
+    static constexpr form FORM = MINIMUM;
 
     static block_numbers numbers(const weight_rows & rows) { return nibbles<0>(rows, 4); }
     static block_scales scales(const weight_rows & rows) {
@@ -87,7 +87,7 @@ struct q4_1_weights {
 // An F16, 32 bits, 32 numbers of 4 bits: scale * (number + 16 * bit - 16). Bytes are 8 times the number.
 struct q5_0_weights {
     static constexpr size_t BYTES = 22;
-    static constexpr bool MINIMA = false;
+    static constexpr form FORM = RAISED;
 
     static block_numbers numbers(const weight_rows & rows) { return add_bits(nibbles<3>(rows, 6), rows, 2, 0x80); }
     static block_scales scales(const weight_rows & rows) {
@@ -98,7 +98,7 @@ struct q5_0_weights {
 // Two F16, 32 bits, 32 numbers of 4 bits: scale * (number + 16 * bit) + minimum
 struct q5_1_weights {
     static constexpr size_t BYTES = 24;
-    static constexpr bool MINIMA = true;
+    static constexpr form FORM = MINIMUM;
 
     static block_numbers numbers(const weight_rows & rows) { return add_bits(nibbles<0>(rows, 8), rows, 4, 0x10); }
     static block_scales scales(const weight_rows & rows) { return q4_1_weights::scales(rows); }
@@ -107,21 +107,23 @@ struct q5_1_weights {
 // An F16, 32 numbers of 4 bits that stand for others
 struct iq4_nl_weights {
     static constexpr size_t BYTES = 18;
-    static constexpr bool MINIMA = false;
+    static constexpr form FORM = RAISED;
 
     static block_numbers numbers(const weight_rows & rows) { return looked_up(four_bit_table(), nibbles<0>(rows, 2)); }
     static block_scales scales(const weight_rows & rows) { return scales_alone(rows.halves(0)); }
 };
 
-// A power of two, 32 floats of 4 bits: a sign, two bits of exponent, one of mantissa. Bytes are 16 times the float.
+// Floats of 4 bits: a sign, two bits of exponent, one of mantissa. Bytes are 16 times the float.
+inline __m512i table_of_floats() {
+    return raised(_mm_setr_epi8(0, 8, 16, 24, 32, 48, 64, 96, 0, -8, -16, -24, -32, -48, -64, -96));
+}
+
+// A power of two, 32 floats of 4 bits
 struct mxfp4_weights {
     static constexpr size_t BYTES = 17;
-    static constexpr bool MINIMA = false;
+    static constexpr form FORM = RAISED;
 
-    static block_numbers numbers(const weight_rows & rows) {
-        const __m128i floats = _mm_setr_epi8(0, 8, 16, 24, 32, 48, 64, 96, 0, -8, -16, -24, -32, -48, -64, -96);
-        return looked_up(raised(floats), nibbles<0>(rows, 1));
-    }
+    static block_numbers numbers(const weight_rows & rows) { return looked_up(table_of_floats(), nibbles<0>(rows, 1)); }
     static block_scales scales(const weight_rows & rows) {
         // 2^(exponent - 127): a float has these bits, except that of 0
         const __m512i exponents = rows.bytes(0);
@@ -132,9 +134,41 @@ struct mxfp4_weights {
     }
 };
 
+// Four scales, each a float of 7 bits, 4 of them exponent; 64 floats of 4 bits, of which 8 bytes have 16. This is a pair of blocks.
+struct nvfp4_weights {
+    static constexpr size_t BYTES = 18;
+    static constexpr form FORM = HALVES;
+
+    static block_numbers numbers(const weight_rows & rows, uint32_t half) {
+        __m512i both[4];
+        rows.words(4 + half * 16, both);
+        block_numbers numbers;
+        for (uint32_t i = 0; i < 4; ++i) {
+            const uint32_t first = i / 2 * 4 + i % 2;
+            numbers.at[first] = _mm512_and_si512(both[i], bytes(0x0f));
+            numbers.at[first + 2] = _mm512_and_si512(_mm512_srli_epi16(both[i], 4), bytes(0x0f));
+        }
+        return looked_up(table_of_floats(), numbers);
+    }
+    static block_scales scales(const weight_rows & rows, uint32_t half) {
+        return {float_of(rows.bytes(half * 2)), float_of(rows.bytes(half * 2 + 1))};
+    }
+
+private:
+    // Sixteenths of scales, as bytes are 16 times the float. 127 stands for 0; the eighth bit for nothing.
+    static __m512 float_of(__m512i scales) {
+        const __m512i bits = _mm512_and_si512(scales, _mm512_set1_epi32(0x7f));
+        const __m512i normal = _mm512_add_epi32(_mm512_slli_epi32(bits, 20), _mm512_set1_epi32((127 - 7 - 4) << 23));
+        const __mmask16 is_small = _mm512_cmplt_epi32_mask(bits, _mm512_set1_epi32(8));
+        const __m512 small = _mm512_mul_ps(_mm512_cvtepi32_ps(bits), _mm512_set1_ps(0x1p-13f));
+        const __m512 either = _mm512_mask_mov_ps(_mm512_castsi512_ps(normal), is_small, small);
+        return _mm512_maskz_mov_ps(_mm512_cmpneq_epi32_mask(scales, _mm512_set1_epi32(127)), either);
+    }
+};
+
 } // namespace
 
-extern const product_kernel q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl, mxfp4;
+extern const product_kernel q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl, mxfp4, nvfp4;
 const product_kernel q8_0 = {by_32, run<q8_0_weights>};
 const product_kernel q4_0 = {by_32, run<q4_0_weights>};
 const product_kernel q4_1 = {by_32, run<q4_1_weights>};
@@ -142,6 +176,7 @@ const product_kernel q5_0 = {by_32, run<q5_0_weights>};
 const product_kernel q5_1 = {by_32, run<q5_1_weights>};
 const product_kernel iq4_nl = {by_32, run<iq4_nl_weights>};
 const product_kernel mxfp4 = {by_32, run<mxfp4_weights>};
+const product_kernel nvfp4 = {by_32, run<nvfp4_weights>};
 
 } // namespace kvg::products_vnni
 #endif

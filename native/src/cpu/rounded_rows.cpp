@@ -30,9 +30,11 @@ void round_block(const float * x, uint8_t * numbers, rounded_32 & block) {
     const __m512i b = rounded(x + 16, factor);
     store_bytes(numbers, a);
     store_bytes(numbers + 16, b);
-    const int32_t sum = _mm512_reduce_add_epi32(_mm512_add_epi32(a, b));
+    const int32_t half = _mm512_reduce_add_epi32(a);
+    const int32_t sum = half + _mm512_reduce_add_epi32(b);
     block.scale = _cvtsh_ss(_cvtss_sh(most / 127, 0)); // in F16 between, as ggml keeps it
     block.lift = -128 * sum;
+    block.lift_of_half = -128 * half;
     block.total = block.scale * static_cast<float>(sum);
 }
 

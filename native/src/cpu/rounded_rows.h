@@ -12,8 +12,9 @@ namespace kvg {
 struct rounded_32 {
     static constexpr uint32_t N = 32; // numbers with one scale
     float scale;
-    int32_t lift; // -128 times the sum of the numbers, for weights that are raised by 128
-    float total;  // scale times the sum of the numbers, for weights with a minimum
+    int32_t lift;         // -128 times the sum of the numbers, for weights that are raised by 128
+    int32_t lift_of_half; // the same of the first 16
+    float total;          // scale times the sum of the numbers, for weights with a minimum
 };
 
 // As it rounds to Q8_K

@@ -47,9 +47,12 @@ inline int32_t round_to_bytes(const float * x, float factor, uint8_t * to, uint3
 
 inline void round_block(const float * x, uint8_t * numbers, rounded_32 & block) {
     const float most = greatest_size(x, rounded_32::N);
-    const int32_t sum = round_to_bytes(x, most != 0 ? 127 / most : 0, numbers, rounded_32::N);
+    const float factor = most != 0 ? 127 / most : 0;
+    const int32_t half = round_to_bytes(x, factor, numbers, 16);
+    const int32_t sum = half + round_to_bytes(x + 16, factor, numbers + 16, 16);
     block.scale = through_half(most / 127); // as ggml keeps it
     block.lift = -128 * sum;
+    block.lift_of_half = -128 * half;
     block.total = block.scale * static_cast<float>(sum);
 }
 

@@ -1,23 +1,18 @@
 // Tiles of weights, and runs of rows over them. Included behind the vectors of an instruction set.
-#include <type_traits>
+#include "cpu/tile_runs.inl"
 
 namespace kvg::KVG_PRODUCTS {
 
 namespace {
 
-constexpr uint32_t TILE = PRODUCT_TILE;
 constexpr uint32_t GROUPS = TILE / LANES;
-constexpr uint32_t MANY = 128; // rows at a time, whose sums stay in L1
-constexpr size_t AHEAD = 4096; // bytes that are fetched before they are needed, at least: memory takes longer than a small tile
-
-using sums = float[TILE]; // of one row with each row of weights
 
 // The same place in LANES rows of weights.
 struct weight_rows {
-    const uint8_t * const * rows;
-    size_t place;
+    const uint8_t * fours[LANES / 4]; // rows 0, 4: an instruction adds 0 to 3 strides itself
+    size_t stride;
 
-    const uint8_t * at(size_t row) const { return rows[row] + place; }
+    const uint8_t * at(size_t row) const { return fours[row / 4] + row % 4 * stride; }
     floats halves(size_t offset) const {
         uint16_t all[LANES];
         for (size_t i = 0; i < LANES; ++i) {
@@ -48,17 +43,24 @@ private:
     }
 };
 
-// The same place in all rows of a tile. The last one stands in for those that are missing.
+// The same place in all rows of a tile.
 struct tile_rows {
-    const uint8_t * const * rows;
-    size_t place;
+    const uint8_t * first;
+    size_t stride;
     size_t ahead; // bytes to the rows of a later tile, which are fetched meanwhile
 
-    tile_rows from(size_t offset) const { return {rows, place + offset, ahead}; }
-    weight_rows group(size_t g) const { return {rows + g * LANES, place}; }
+    tile_rows from(size_t offset) const { return {first + offset, stride, ahead}; }
+    weight_rows group(size_t g) const {
+        weight_rows rows;
+        for (size_t i = 0; i < LANES / 4; ++i) {
+            rows.fours[i] = first + (g * LANES + i * 4) * stride;
+        }
+        rows.stride = stride;
+        return rows;
+    }
     void fetch(size_t offset) const {
         for (size_t i = 0; i < TILE; ++i) {
-            __builtin_prefetch(rows[i] + place + offset + ahead, 0, 2);
+            __builtin_prefetch(first + i * stride + offset + ahead, 0, 2);
         }
     }
 };
@@ -72,28 +74,6 @@ template <class W, class FORM> constexpr uint32_t vectors_of_sum(uint32_t limit)
         n = FORM::vectors(W::MOST);
     }
     return n < limit ? n : limit;
-}
-
-// multiply(weights, rows, n_rows, out) adds what up to MANY rows give with a tile.
-template <class F> inline void run_tiles(const product_job & job, uint32_t begin, uint32_t end, size_t stride, F multiply) {
-    alignas(64) sums out[MANY];
-    const size_t of_tile = TILE * job.weight_stride;
-    for (uint32_t first = begin * TILE; first < end * TILE; first += TILE) {
-        const uint32_t n_out = job.n_out - first < TILE ? job.n_out - first : TILE;
-        const uint8_t * places[TILE];
-        for (uint32_t i = 0; i < TILE; ++i) {
-            places[i] = job.weights + (first + (i < n_out ? i : n_out - 1)) * job.weight_stride;
-        }
-        const tile_rows weights = {places, 0, (AHEAD + of_tile - 1) / of_tile * of_tile};
-        for (uint32_t row = 0; row < job.n_rows; row += MANY) {
-            const uint32_t n = job.n_rows - row < MANY ? job.n_rows - row : MANY;
-            std::memset(out, 0, n * sizeof(sums));
-            multiply(weights, job.rows + row * stride, n, out);
-            for (uint32_t r = 0; r < n; ++r) {
-                std::memcpy(job.out + size_t{row + r} * job.n_out + first, out[r], n_out * sizeof(float));
-            }
-        }
-    }
 }
 
 // Calls f(n, r) for rows r to r + n, n being a constant: N as often as there are so many, then all that are left.

@@ -188,26 +188,27 @@ void multiply_many(const tile<form_of_many<W>> & weights, const rounded_rows<rou
 template <class W> void run(const product_job & job, uint32_t begin, uint32_t end) {
     tile<form_of_many<W>> unpacked;
     const size_t stride = row_bytes<rounded_256>(job.n_in);
-    run_tiles(job, begin, end, stride, [&](const tile_rows & weights, const uint8_t * rows, uint32_t n_rows, sums * out) {
-        for (uint32_t b = 0; b < job.n_in / BLOCK; ++b) {
-            const tile_rows block = weights.from(b * W::BYTES);
-            for (size_t line = 0; line < W::BYTES; line += 64) {
-                block.fetch(line);
-            }
-            const rounded_rows<rounded_256> x = {rows + b * BLOCK, rows + job.n_in + b * sizeof(rounded_256), stride};
+    run_tiles<tile_rows>(
+        job, begin, end, stride, [&](const tile_rows & weights, const uint8_t * rows, uint32_t n_rows, sums * out) {
+            for (uint32_t b = 0; b < job.n_in / BLOCK; ++b) {
+                const tile_rows block = weights.from(b * W::BYTES);
+                for (size_t line = 0; line < W::BYTES; line += 64) {
+                    block.fetch(line);
+                }
+                const rounded_rows<rounded_256> x = {rows + b * BLOCK, rows + job.n_in + b * sizeof(rounded_256), stride};
 #pragma GCC unroll 8
-            for (uint32_t g = 0; g < GROUPS; ++g) {
-                if (n_rows == 1) {
-                    multiply_one<W>(block.group(g), x, out[0] + g * LANES);
-                } else {
-                    unpack<W>(unpacked.groups[g], block.group(g));
+                for (uint32_t g = 0; g < GROUPS; ++g) {
+                    if (n_rows == 1) {
+                        multiply_one<W>(block.group(g), x, out[0] + g * LANES);
+                    } else {
+                        unpack<W>(unpacked.groups[g], block.group(g));
+                    }
+                }
+                if (n_rows > 1) {
+                    multiply_many<W>(unpacked, x, n_rows, out);
                 }
             }
-            if (n_rows > 1) {
-                multiply_many<W>(unpacked, x, n_rows, out);
-            }
-        }
-    });
+        });
 }
 
 } // namespace in_256

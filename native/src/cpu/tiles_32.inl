@@ -6,6 +6,8 @@
 //   MOST            and this is the greatest byte
 //   numbers(rows)   of a block of LANES rows: bytes
 //   scales(rows)    what it has beside them
+//   HALVES          the first 16 numbers have one scale, the others another one. Two blocks are packed together, and numbers(rows, i) and
+//                   scales(rows, i) are of the first or the second. Bytes have signs
 
 namespace kvg::KVG_PRODUCTS {
 
@@ -23,7 +25,7 @@ struct block_numbers {
 
 struct block_scales {
     floats scale;
-    floats minimum;
+    floats other; // a minimum, or the scale of the other half
 };
 
 template <class FORM> struct block {
@@ -35,29 +37,34 @@ template <class FORM> struct tile {
     block<FORM> blocks[CHUNK / BLOCK][GROUPS];
 };
 
-template <class W, class FORM> inline void unpack(block<FORM> & to, const weight_rows & rows) {
-    const block_numbers numbers = W::numbers(rows);
+// which: nothing, or which half of a pair
+template <class W, class FORM, class... I> inline void unpack(block<FORM> & to, const weight_rows & rows, I... which) {
+    const block_numbers numbers = W::numbers(rows, which...);
     for (uint32_t j = 0; j < VECTORS; ++j) {
         to.numbers[j] = FORM::store(numbers.at[j]);
     }
-    to.scales = W::scales(rows);
+    to.scales = W::scales(rows, which...);
 }
 
 // N rows' sums go on by a block of each of G groups. Here alone floats are added.
 template <class W, class FORM, uint32_t N, uint32_t G>
 inline void add_block(floats (*sum)[G], const block<FORM> * weights, const rounded_rows<rounded_32> & x, uint32_t b) {
-    constexpr uint32_t TOGETHER = vectors_of_sum<W, FORM>(VECTORS);
-    ints in_block[N][G];
+    constexpr uint32_t PARTS = W::HALVES ? 2 : 1;
+    constexpr uint32_t TOGETHER = vectors_of_sum<W, FORM>(VECTORS / PARTS);
+    ints in_part[N][G][PARTS];
 #pragma GCC unroll 8
     for (uint32_t r = 0; r < N; ++r) {
+        const rounded_32 & row = x.block(r, b);
+        const int32_t half = PARTS == 2 ? row.lift_of_half : 0;
 #pragma GCC unroll 8
         for (uint32_t g = 0; g < G; ++g) {
-            in_block[r][g] = FORM::RAISED ? all(x.block(r, b).lift) : ints{};
+            in_part[r][g][0] = FORM::RAISED ? all(half) : ints{};
+            in_part[r][g][PARTS - 1] = FORM::RAISED ? all(row.lift - half) : ints{};
         }
     }
 #pragma GCC unroll 8
     for (uint32_t first = 0; first < VECTORS; first += TOGETHER) {
-        typename FORM::sum part[N][G] = {};
+        typename FORM::sum together[N][G] = {};
 #pragma GCC unroll 8
         for (uint32_t j = first; j < first + TOGETHER; ++j) {
 #pragma GCC unroll 8
@@ -65,7 +72,7 @@ inline void add_block(floats (*sum)[G], const block<FORM> * weights, const round
                 const words four = x.four(r, b * VECTORS + j);
 #pragma GCC unroll 8
                 for (uint32_t g = 0; g < G; ++g) {
-                    FORM::add_products(part[r][g], weights[g].numbers[j], four);
+                    FORM::add_products(together[r][g], weights[g].numbers[j], four);
                 }
             }
         }
@@ -73,7 +80,7 @@ inline void add_block(floats (*sum)[G], const block<FORM> * weights, const round
         for (uint32_t r = 0; r < N; ++r) {
 #pragma GCC unroll 8
             for (uint32_t g = 0; g < G; ++g) {
-                in_block[r][g] += FORM::scaled(part[r][g], once());
+                in_part[r][g][first * PARTS / VECTORS] += FORM::scaled(together[r][g], once());
             }
         }
     }
@@ -84,9 +91,13 @@ inline void add_block(floats (*sum)[G], const block<FORM> * weights, const round
         for (uint32_t g = 0; g < G; ++g) {
             const block_scales & scales = weights[g].scales;
             if constexpr (!W::SIGNED) {
-                sum[r][g] = fused(scales.minimum, all(row.total), sum[r][g]);
+                sum[r][g] = fused(scales.other, all(row.total), sum[r][g]);
             }
-            sum[r][g] = fused(__builtin_convertvector(in_block[r][g], floats), scales.scale * all(row.scale), sum[r][g]);
+#pragma GCC unroll 2
+            for (uint32_t i = 0; i < PARTS; ++i) {
+                const floats scale = (i == 0 ? scales.scale : scales.other) * all(row.scale);
+                sum[r][g] = fused(__builtin_convertvector(in_part[r][g][i], floats), scale, sum[r][g]);
+            }
         }
     }
 }
@@ -113,7 +124,14 @@ template <class W> struct piece {
     tile_rows rows;
     uint32_t n_blocks;
 
-    weight_rows at(uint32_t b, uint32_t g) const { return rows.from(b * W::BYTES).group(g); }
+    // Group g of block b
+    template <class FORM> void unpack(uint32_t b, uint32_t g, block<FORM> & to) const {
+        if constexpr (W::HALVES) {
+            in_32::unpack<W>(to, rows.from(b / 2 * 2 * W::BYTES).group(g), b % 2);
+        } else {
+            in_32::unpack<W>(to, rows.from(b * W::BYTES).group(g));
+        }
+    }
     void fetch(uint32_t b) const {
         constexpr uint32_t blocks_of_line = W::BYTES > 32 ? 1 : 64 / W::BYTES;
         if (b % blocks_of_line == 0) {
@@ -130,7 +148,7 @@ template <class W> void multiply_one(const piece<W> & weights, const rounded_row
         weights.fetch(b);
 #pragma GCC unroll 8
         for (uint32_t g = 0; g < GROUPS; ++g) {
-            unpack<W>(now[g], weights.at(b, g));
+            weights.unpack(b, g, now[g]);
         }
         return now;
     };
@@ -145,7 +163,7 @@ void multiply_many(tile<form_of_many<W>> & scratch, const piece<W> & weights, co
         weights.fetch(b);
 #pragma GCC unroll 8
         for (uint32_t g = 0; g < GROUPS; ++g) {
-            unpack<W>(scratch.blocks[b][g], weights.at(b, g));
+            weights.unpack(b, g, scratch.blocks[b][g]);
         }
     }
     by<form::MOST_ROWS>(n_rows, [&](auto n, uint32_t r) {
@@ -159,19 +177,20 @@ void multiply_many(tile<form_of_many<W>> & scratch, const piece<W> & weights, co
 template <class W> void run(const product_job & job, uint32_t begin, uint32_t end) {
     tile<form_of_many<W>> scratch;
     const size_t stride = row_bytes<rounded_32>(job.n_in);
-    run_tiles(job, begin, end, stride, [&](const tile_rows & weights, const uint8_t * rows, uint32_t n_rows, sums * out) {
-        for (uint32_t in = 0; in < job.n_in; in += CHUNK) {
-            const uint32_t b = in / BLOCK;
-            const uint32_t n_blocks = (job.n_in - in < CHUNK ? job.n_in - in : CHUNK) / BLOCK;
-            const piece<W> here = {weights.from(b * W::BYTES), n_blocks};
-            const rounded_rows<rounded_32> x = {rows + in, rows + job.n_in + b * sizeof(rounded_32), stride};
-            if (n_rows == 1) {
-                multiply_one<W>(here, x, out[0]);
-            } else {
-                multiply_many<W>(scratch, here, x, n_rows, out);
+    run_tiles<tile_rows>(
+        job, begin, end, stride, [&](const tile_rows & weights, const uint8_t * rows, uint32_t n_rows, sums * out) {
+            for (uint32_t in = 0; in < job.n_in; in += CHUNK) {
+                const uint32_t b = in / BLOCK;
+                const uint32_t n_blocks = (job.n_in - in < CHUNK ? job.n_in - in : CHUNK) / BLOCK;
+                const piece<W> here = {weights.from(b * W::BYTES), n_blocks};
+                const rounded_rows<rounded_32> x = {rows + in, rows + job.n_in + b * sizeof(rounded_32), stride};
+                if (n_rows == 1) {
+                    multiply_one<W>(here, x, out[0]);
+                } else {
+                    multiply_many<W>(scratch, here, x, n_rows, out);
+                }
             }
-        }
-    });
+        });
 }
 
 } // namespace in_32

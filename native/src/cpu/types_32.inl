@@ -43,6 +43,7 @@ inline block_numbers looked_up(const int8_t * table, block_numbers numbers) {
 // An F16, 32 signed bytes
 struct q8_0_weights {
     static constexpr size_t BYTES = 34;
+    static constexpr bool HALVES = false;
     static constexpr bool SIGNED = true;
 
     static block_numbers numbers(const weight_rows & rows) {
@@ -57,6 +58,7 @@ struct q8_0_weights {
 // An F16, 32 numbers of 4 bits: scale * (number - 8)
 struct q4_0_weights {
     static constexpr size_t BYTES = 18;
+    static constexpr bool HALVES = false;
     static constexpr bool SIGNED = false;
     static constexpr uint32_t MOST = 15;
 
@@ -67,6 +69,7 @@ struct q4_0_weights {
 // Two F16, 32 numbers of 4 bits: scale * number + minimum
 struct q4_1_weights {
     static constexpr size_t BYTES = 20;
+    static constexpr bool HALVES = false;
     static constexpr bool SIGNED = false;
     static constexpr uint32_t MOST = 15;
 
@@ -80,6 +83,7 @@ struct q4_1_weights {
 // An F16, 32 bits, 32 numbers of 4 bits: scale * (number + 16 * bit - 16)
 struct q5_0_weights {
     static constexpr size_t BYTES = 22;
+    static constexpr bool HALVES = false;
     static constexpr bool SIGNED = false;
     static constexpr uint32_t MOST = 31;
 
@@ -90,6 +94,7 @@ struct q5_0_weights {
 // Two F16, 32 bits, 32 numbers of 4 bits: scale * (number + 16 * bit) + minimum
 struct q5_1_weights {
     static constexpr size_t BYTES = 24;
+    static constexpr bool HALVES = false;
     static constexpr bool SIGNED = false;
     static constexpr uint32_t MOST = 31;
 
@@ -103,6 +108,7 @@ constexpr int8_t FOUR_BITS[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 1
 // An F16, 32 numbers of 4 bits that stand for others
 struct iq4_nl_weights {
     static constexpr size_t BYTES = 18;
+    static constexpr bool HALVES = false;
     static constexpr bool SIGNED = true;
 
     static block_numbers numbers(const weight_rows & rows) { return looked_up(FOUR_BITS, nibbles(rows, 2)); }
@@ -112,6 +118,7 @@ struct iq4_nl_weights {
 // A power of two, 32 floats of 4 bits: a sign, two bits of exponent, one of mantissa. Bytes are 2 times the float, raised by 12.
 struct mxfp4_weights {
     static constexpr size_t BYTES = 17;
+    static constexpr bool HALVES = false;
     static constexpr bool SIGNED = false;
     static constexpr uint32_t MOST = 24;
 
@@ -124,6 +131,40 @@ struct mxfp4_weights {
         const words exponents = rows.byte(0);
         const words power = exponents == 0 ? all(0x00400000u) : exponents << 23;
         return lowered(as_floats(power) * 0.5f, 12);
+    }
+};
+
+// Four scales, each a float of 7 bits, 4 of them exponent; 64 floats of 4 bits, of which 8 bytes have 16. This is a pair of blocks. Bytes
+// are 2 times the float.
+struct nvfp4_weights {
+    static constexpr size_t BYTES = 18;
+    static constexpr bool HALVES = true;
+    static constexpr bool SIGNED = true;
+
+    static block_numbers numbers(const weight_rows & rows, uint32_t half) {
+        static constexpr int8_t FLOATS[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+        words both[4];
+        rows.turned(4 + half * 16, both);
+        block_numbers numbers;
+        for (uint32_t i = 0; i < 4; ++i) {
+            const uint32_t first = i / 2 * 4 + i % 2;
+            numbers.at[first] = moved(both[i], 0, 0x0f);
+            numbers.at[first + 2] = moved(both[i], -4, 0x0f);
+        }
+        return looked_up(FLOATS, numbers);
+    }
+    static block_scales scales(const weight_rows & rows, uint32_t half) {
+        return {float_of(rows.byte(half * 2)), float_of(rows.byte(half * 2 + 1))};
+    }
+
+private:
+    // Half a scale. 127 stands for 0; the eighth bit for nothing.
+    static floats float_of(words scales) {
+        const words bits = scales & 0x7f;
+        const words normal = (bits << 20) + ((127 - 7 - 1) << 23);
+        const floats small = __builtin_convertvector(as_ints(bits), floats) * 0x1p-10f;
+        const words either = bits < 8 ? reinterpret_cast<words>(small) : normal;
+        return as_floats(scales == 127 ? all(0u) : either);
     }
 };
 

@@ -21,6 +21,7 @@ namespace {
 
 constexpr uint32_t BLOCK = rounded_256::N;
 constexpr uint32_t GROUPS = BLOCK / 64;
+constexpr uint32_t RUN = 64; // blocks of a row of weights, at most, before the next row's
 
 // A block of 16 rows of weights: a lane is a row.
 struct tile {
@@ -38,6 +39,7 @@ struct rounded_rows {
     size_t stride;
 
     rounded_rows from(uint32_t row) const { return {numbers + row * stride, blocks + row * stride, stride}; }
+    rounded_rows from_block(uint32_t b) const { return {numbers + b * BLOCK, blocks + b * sizeof(rounded_256), stride}; }
     const uint8_t * block(uint32_t row) const { return blocks + row * stride; }
     __m512i four(uint32_t row, uint32_t j) const { return _mm512_set1_epi32(load<int32_t>(numbers + row * stride + j * 4)); }
 };
@@ -155,19 +157,38 @@ inline __m512i sums_of_lanes(const __m512i * v) {
     return halved(halved(four[0], four[1]), halved(four[2], four[3]));
 }
 
-// A block of 16 rows of weights, row by row
-template <class W> class blocks_by_rows {
+// 16 blocks, each of a row of weights
+template <class W> class blocks_of_rows {
 public:
-    explicit blocks_by_rows(const weight_rows & rows) : rows_(rows) {
+    // Block b of row i of so many blocks is block i * n + b: these are 16 from `first` on.
+    blocks_of_rows(const weight_rows & rows, uint32_t first, uint32_t n) {
+        uint32_t row = first / n;
+        uint32_t b = first % n;
         for (uint32_t i = 0; i < TILE; ++i) {
-            W::prepare(rows.at(i), of_row_[i]);
+            at_[i] = rows.at(row) + b * W::BYTES;
+            in_row_[i] = b;
+            W::prepare(at_[i], of_row_[i]);
+            const bool is_last = ++b == n;
+            row += is_last;
+            b = is_last ? 0 : b;
         }
     }
-    __m512i group(uint32_t row, uint32_t i) const { return W::group(rows_.at(row), of_row_[row], i); }
-    const int16_t * scales(uint32_t row) const { return of_row_[row].scales; }
+    // A block of each row
+    explicit blocks_of_rows(const weight_rows & rows) : blocks_of_rows(rows, 0, 1) {}
+    uint32_t in_row(uint32_t i) const { return in_row_[i]; }
+    __m512i group(uint32_t i, uint32_t group) const { return W::group(at_[i], of_row_[i], group); }
+    // 16 integers of 16 bits, or as many as there are
+    __m256i scales(uint32_t i) const { return W::scales(at_[i], of_row_[i]); }
+    void fetch(uint32_t i) const {
+#pragma GCC unroll 4
+        for (size_t line = 0; line < W::BYTES; line += 64) {
+            _mm_prefetch(at_[i] + AHEAD + line, _MM_HINT_T1);
+        }
+    }
 
 private:
-    const weight_rows & rows_;
+    const uint8_t * at_[TILE];
+    uint32_t in_row_[TILE];
     typename W::of_row of_row_[TILE];
 };
 
@@ -179,30 +200,24 @@ template <uint32_t PER_SCALE> inline __m512i scales_of_group(__m512i all, uint32
     return _mm512_permutexvar_epi16(joined(two(0), two(2)), all);
 }
 
-// What a row of numbers gives with one row of weights after the other. Sums of products are in many lanes until the end.
-template <class W, uint32_t N> struct row_products {
+// What N rows of numbers give with one block of weights after the other. Sums of products are in many lanes until the end.
+template <class W, uint32_t N> struct block_products {
     __m512i of[N][TILE];
 
     // A function of its own, which has all registers.
-    [[gnu::noinline]] void multiply(const blocks_by_rows<W> & blocks, const rounded_rows & rows) {
-        __m512i x[N][GROUPS];
-        for (uint32_t r = 0; r < N; ++r) {
-            for (uint32_t i = 0; i < GROUPS; ++i) {
-                x[r][i] = _mm512_loadu_si512(rows.from(r).numbers + i * 64);
-                if constexpr (N == 1) {
-                    asm("" : "+v"(x[r][i])); // else it is read from memory again for each row of weights
-                }
-            }
-        }
+    [[gnu::noinline]] void multiply(const blocks_of_rows<W> & blocks, const rounded_rows & rows) {
         for (uint32_t i = 0; i < TILE; ++i) {
+            blocks.fetch(i);
+            const rounded_rows x = rows.from_block(blocks.in_row(i));
             __m512i sum[N];
-            const __m512i scales = begin(sum, blocks.scales(i), rows);
+            const __m512i scales = begin(sum, blocks.scales(i), x);
 #pragma GCC unroll 4
             for (uint32_t group = 0; group < GROUPS; ++group) {
                 const __m512i numbers = blocks.group(i, group);
                 const __m512i scale = scales_of_group<W::PER_SCALE>(scales, group);
                 for (uint32_t r = 0; r < N; ++r) {
-                    sum[r] = _mm512_dpwssd_epi32(sum[r], _mm512_maddubs_epi16(numbers, x[r][group]), scale);
+                    const __m512i row = _mm512_loadu_si512(x.from(r).numbers + group * 64);
+                    sum[r] = _mm512_dpwssd_epi32(sum[r], _mm512_maddubs_epi16(numbers, row), scale);
                 }
             }
             for (uint32_t r = 0; r < N; ++r) {
@@ -213,44 +228,61 @@ template <class W, uint32_t N> struct row_products {
 
 private:
     // Sums begin with what lowers numbers again.
-    static __m512i begin(__m512i * sum, const int16_t * scales, const rounded_rows & rows) {
+    static __m512i begin(__m512i * sum, __m256i sixteen, const rounded_rows & rows) {
         const __m512i zero = _mm512_setzero_si512();
-        const auto * from = reinterpret_cast<const uint8_t *>(scales);
         if constexpr (W::PER_SCALE == 16) {
-            const __m256i sixteen = load_256(from);
             for (uint32_t r = 0; r < N; ++r) {
                 const __m256i products = _mm256_madd_epi16(sixteen, load_256(rows.block(r) + offsetof(rounded_256, sums16)));
                 sum[r] = _mm512_sub_epi32(zero, _mm512_zextsi256_si512(_mm256_slli_epi32(products, W::RAISED)));
             }
-            return _mm512_castsi256_si512(sixteen);
         } else {
-            const __m128i eight = load_128(from);
+            const __m128i eight = _mm256_castsi256_si128(sixteen);
             for (uint32_t r = 0; r < N; ++r) {
                 const __m128i products = _mm_madd_epi16(eight, load_128(rows.block(r) + offsetof(rounded_256, sums32)));
                 sum[r] = _mm512_sub_epi32(zero, _mm512_zextsi128_si512(_mm_slli_epi32(products, W::RAISED)));
             }
-            return _mm512_castsi128_si512(eight);
         }
+        return _mm512_castsi256_si512(sixteen);
     }
 };
 
-// N rows
+// N rows with n blocks of 16 rows of weights, which are read in the order of memory. When all are multiplied, a lane is a row again.
 template <class W, uint32_t N>
-void multiply_by_rows(tile & scales, const weight_rows & weights, const rounded_rows & x, sums * out) {
-    const blocks_by_rows<W> blocks(weights);
-    scales.scale = W::scale(weights);
-    row_products<W, N> products;
-    products.multiply(blocks, x);
-    for (uint32_t r = 0; r < N; ++r) {
-        add_block<W::PER_SCALE, false>(scales, sums_of_lanes(products.of[r]), x.block(r), out[r]);
+void multiply_by_rows(tile & scratch, const weight_rows & weights, const rounded_rows & x, uint32_t n, sums * out) {
+    alignas(64) int32_t integers[N][TILE * RUN + TILE]; // more than are used: 16 are read at once
+    for (uint32_t first = 0; first < TILE * n; first += TILE) {
+        block_products<W, N> products;
+        products.multiply(blocks_of_rows<W>(weights, first, n), x);
+        for (uint32_t r = 0; r < N; ++r) {
+            _mm512_store_si512(integers[r] + first, sums_of_lanes(products.of[r]));
+        }
+    }
+    for (uint32_t first = 0; first < n; first += TILE) {
+        __m512i turned[N][TILE];
+        for (uint32_t r = 0; r < N; ++r) {
+            for (uint32_t i = 0; i < TILE; ++i) {
+                turned[r][i] = _mm512_loadu_si512(integers[r] + i * n + first);
+            }
+            transpose(turned[r]);
+        }
+        for (uint32_t b = first; b < n && b < first + TILE; ++b) {
+            scratch.scale = W::scale(weights.from(b * W::BYTES));
+            for (uint32_t r = 0; r < N; ++r) {
+                add_block<W::PER_SCALE, false>(scratch, turned[r][b - first], x.from_block(b).block(r), out[r]);
+            }
+        }
     }
 }
 
 // The same block by lanes
 template <class W> void unpack_rows(tile & to, const weight_rows & rows) {
-    const blocks_by_rows<W> blocks(rows);
+    const blocks_of_rows<W> blocks(rows);
     to.scale = W::scale(rows);
-    const weight_rows scales(reinterpret_cast<const uint8_t *>(blocks.scales(0)), sizeof(typename W::of_row), 0);
+    alignas(64) uint8_t of_rows[TILE][32];
+    for (uint32_t i = 0; i < TILE; ++i) {
+        _mm256_store_si256(reinterpret_cast<__m256i *>(of_rows[i]), blocks.scales(i));
+    }
+    const weight_rows scales(of_rows[0], sizeof(of_rows[0]), 0);
     for (uint32_t i = 0; i < BLOCK / W::PER_SCALE / 8; ++i) {
         __m512i words[4];
         scales.words(i * 16, words);
@@ -278,27 +310,38 @@ template <class W> void unpack(tile & to, const weight_rows & rows) {
 // FEW: as many rows or fewer are multiplied without a tile; unpack(to, weights): makes one
 template <class W, bool MINIMA, uint32_t FEW, class F, class G>
 inline void run_blocks(const product_job & job, uint32_t begin, uint32_t end, F multiply_few, G unpack) {
-    tile unpacked;
+    tile scratch;
     const size_t stride = row_bytes<rounded_256>(job.n_in);
-    run_tiles(job, begin, end, stride, [&](const weight_rows & weights, const uint8_t * rows, uint32_t n, sums * out) {
-        for (uint32_t b = 0; b < job.n_in / BLOCK; ++b) {
+    const uint32_t n_blocks = job.n_in / BLOCK;
+    run_tiles<weight_rows>(job, begin, end, stride,
+                           [&](const weight_rows & weights, const uint8_t * rows, uint32_t n, sums * out) {
+                               const rounded_rows x = {rows, rows + job.n_in, stride};
+                               if (few<FEW>(n, [&](auto count) { multiply_few(count, scratch, weights, x, n_blocks, out); })) {
+                                   return;
+                               }
+                               for (uint32_t b = 0; b < n_blocks; ++b) {
+                                   const weight_rows block = weights.from(b * W::BYTES);
+                                   for (size_t line = 0; line < W::BYTES; line += 64) {
+                                       block.fetch(line);
+                                   }
+                                   unpack(scratch, block);
+                                   by_eights(n, [&](auto count, uint32_t r) {
+                                       multiply<W::PER_SCALE, MINIMA, count>(scratch, x.from_block(b).from(r), out + r);
+                                   });
+                               }
+                           });
+}
+
+template <class W> void run_by_lanes(const product_job & job, uint32_t begin, uint32_t end) {
+    const auto few = [](auto n, tile & scratch, const weight_rows & weights, const rounded_rows & x, uint32_t n_blocks,
+                        sums * out) {
+        for (uint32_t b = 0; b < n_blocks; ++b) {
             const weight_rows block = weights.from(b * W::BYTES);
             for (size_t line = 0; line < W::BYTES; line += 64) {
                 block.fetch(line);
             }
-            const rounded_rows x = {rows + b * BLOCK, rows + job.n_in + b * sizeof(rounded_256), stride};
-            if (few<FEW>(n, [&](auto count) { multiply_few(count, unpacked, block, x, out); })) {
-                continue;
-            }
-            unpack(unpacked, block);
-            by_eights(n, [&](auto count, uint32_t r) { multiply<W::PER_SCALE, MINIMA, count>(unpacked, x.from(r), out + r); });
+            multiply_by_lanes<W, n>(scratch, block, x.from_block(b), out);
         }
-    });
-}
-
-template <class W> void run_by_lanes(const product_job & job, uint32_t begin, uint32_t end) {
-    const auto few = [](auto n, tile & scratch, const weight_rows & weights, const rounded_rows & x, sums * out) {
-        multiply_by_lanes<W, n>(scratch, weights, x, out);
     };
     constexpr uint32_t FEW = W::PER_SCALE == 16 ? 3 : 5; // there are not enough registers for more sums
     run_blocks<W, W::MINIMA, FEW>(job, begin, end, few, unpack<W>);
@@ -306,8 +349,12 @@ template <class W> void run_by_lanes(const product_job & job, uint32_t begin, ui
 
 // A token and up to four drafts go row by row, more rows by lanes.
 template <class W> void run_by_rows(const product_job & job, uint32_t begin, uint32_t end) {
-    const auto few = [](auto n, tile & scratch, const weight_rows & weights, const rounded_rows & x, sums * out) {
-        multiply_by_rows<W, n>(scratch, weights, x, out);
+    const auto few = [](auto n, tile & scratch, const weight_rows & weights, const rounded_rows & x, uint32_t n_blocks,
+                        sums * out) {
+        for (uint32_t b = 0; b < n_blocks; b += RUN) {
+            const uint32_t some = n_blocks - b < RUN ? n_blocks - b : RUN;
+            multiply_by_rows<W, n>(scratch, weights.from(b * W::BYTES), x.from_block(b), some, out);
+        }
     };
     run_blocks<W, false, 5>(job, begin, end, few, unpack_rows<W>);
 }

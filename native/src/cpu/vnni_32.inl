@@ -1,10 +1,11 @@
 // Products of weights in blocks of 32, by AVX-512 VNNI.
 //
 // A type of weights is a struct W with
-//   BYTES           of a block
-//   MINIMA          whether a number is scale * byte + minimum, or else scale * (byte - 128)
-//   numbers(rows)   of a block of 16 rows: unsigned bytes
-//   scales(rows)    what it has beside them
+//   BYTES              of a block
+//   FORM               what a number is
+//   numbers(rows)      of a block of 16 rows: unsigned bytes
+//   scales(rows)       what it has beside them
+// With HALVES two blocks are packed together, and numbers(rows, i) and scales(rows, i) are of the first or the second.
 #include "cpu/rounded_rows.h"
 #include "cpu/vnni.inl"
 
@@ -15,6 +16,12 @@ namespace {
 constexpr uint32_t BLOCK = rounded_32::N;
 constexpr uint32_t CHUNK = 512; // weights of a row at a time: unpacked they stay in L1
 
+enum form {
+    RAISED,  // scale * (byte - 128)
+    MINIMUM, // scale * byte + minimum
+    HALVES,  // scale * (byte - 128) with one scale for 16 numbers, and one for the other 16
+};
+
 // A block of 16 rows of weights: a lane is a row. Vector j has numbers 4j to 4j + 3.
 struct block_numbers {
     __m512i at[BLOCK / 4];
@@ -22,7 +29,7 @@ struct block_numbers {
 
 struct block_scales {
     __m512 scales;
-    __m512 minima;
+    __m512 others; // minima, or scales of the second halves
 };
 
 struct tile {
@@ -40,9 +47,22 @@ template <class W> struct piece {
         if (b % blocks_of_line == 0) {
             rows.fetch(b * W::BYTES);
         }
-        return W::numbers(rows.from(b * W::BYTES));
+        if constexpr (W::FORM == HALVES) {
+            return W::numbers(pair(b), b % 2);
+        } else {
+            return W::numbers(rows.from(b * W::BYTES));
+        }
     }
-    block_scales scales(uint32_t b) const { return W::scales(rows.from(b * W::BYTES)); }
+    block_scales scales(uint32_t b) const {
+        if constexpr (W::FORM == HALVES) {
+            return W::scales(pair(b), b % 2);
+        } else {
+            return W::scales(rows.from(b * W::BYTES));
+        }
+    }
+
+private:
+    weight_rows pair(uint32_t b) const { return rows.from(b / 2 * 2 * W::BYTES); }
 };
 
 // Rounded rows, from some block on.
@@ -57,39 +77,46 @@ struct rounded_rows {
 };
 
 // N rows' sums go on by a block. Here alone floats are added.
-template <bool MINIMA, uint32_t N>
+template <form FORM, uint32_t N>
 inline void add_block(__m512 * sum, const block_numbers & numbers, const block_scales & weights, const rounded_rows & x,
                       uint32_t b) {
-    __m512i in_block[N];
+    constexpr uint32_t PARTS = FORM == HALVES ? 2 : 1;
+    __m512i products[N][PARTS];
     for (uint32_t r = 0; r < N; ++r) {
-        const auto lift = [&] { return _mm512_set1_epi32(load<int32_t>(x.block(r, b) + offsetof(rounded_32, lift))); };
-        in_block[r] = MINIMA ? _mm512_setzero_si512() : lift();
+        const auto lift = [&](size_t of) { return load<int32_t>(x.block(r, b) + of); };
+        const int32_t half = PARTS == 2 ? lift(offsetof(rounded_32, lift_of_half)) : 0;
+        products[r][0] = _mm512_set1_epi32(half);
+        products[r][PARTS - 1] = _mm512_set1_epi32(FORM == MINIMUM ? 0 : lift(offsetof(rounded_32, lift)) - half);
     }
     for (uint32_t j = 0; j < BLOCK / 4; ++j) {
         for (uint32_t r = 0; r < N; ++r) {
             const __m512i four = _mm512_set1_epi32(load<int32_t>(x.at(r, b) + j * 4));
-            in_block[r] = _mm512_dpbusd_epi32(in_block[r], numbers.at[j], four);
+            __m512i & of_part = products[r][j * PARTS / (BLOCK / 4)];
+            of_part = _mm512_dpbusd_epi32(of_part, numbers.at[j], four);
         }
     }
     for (uint32_t r = 0; r < N; ++r) {
         const uint8_t * block = x.block(r, b);
-        if constexpr (MINIMA) {
-            sum[r] = _mm512_fmadd_ps(weights.minima, _mm512_set1_ps(load<float>(block + offsetof(rounded_32, total))), sum[r]);
+        if constexpr (FORM == MINIMUM) {
+            sum[r] = _mm512_fmadd_ps(weights.others, _mm512_set1_ps(load<float>(block + offsetof(rounded_32, total))), sum[r]);
         }
-        const __m512 scale = _mm512_mul_ps(weights.scales, _mm512_set1_ps(load<float>(block + offsetof(rounded_32, scale))));
-        sum[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(in_block[r]), scale, sum[r]);
+        const __m512 scale = _mm512_set1_ps(load<float>(block + offsetof(rounded_32, scale)));
+        for (uint32_t i = 0; i < PARTS; ++i) {
+            const __m512 both = _mm512_mul_ps(i == 0 ? weights.scales : weights.others, scale);
+            sum[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(products[r][i]), both, sum[r]);
+        }
     }
 }
 
 // N rows; numbers_of(b) and scales_of(b) tell what the weights have in block b.
-template <bool MINIMA, uint32_t N, class F, class G>
+template <form FORM, uint32_t N, class F, class G>
 inline void multiply(uint32_t n_blocks, F numbers_of, G scales_of, const rounded_rows & x, sums * out) {
     __m512 sum[N];
     for (uint32_t r = 0; r < N; ++r) {
         sum[r] = _mm512_load_ps(out[r]);
     }
     for (uint32_t b = 0; b < n_blocks; ++b) {
-        add_block<MINIMA, N>(sum, numbers_of(b), scales_of(b), x, b);
+        add_block<FORM, N>(sum, numbers_of(b), scales_of(b), x, b);
     }
     for (uint32_t r = 0; r < N; ++r) {
         _mm512_store_ps(out[r], sum[r]);
@@ -103,11 +130,11 @@ template <class W> void unpack(tile & to, const piece<W> & from) {
     }
 }
 
-template <bool MINIMA, uint32_t N>
+template <form FORM, uint32_t N>
 void multiply_tile(const tile & weights, uint32_t n_blocks, const rounded_rows & x, sums * out) {
     const auto numbers_of = [&](uint32_t b) -> const block_numbers & { return weights.numbers[b]; };
     const auto scales_of = [&](uint32_t b) -> const block_scales & { return weights.scales[b]; };
-    multiply<MINIMA, N>(n_blocks, numbers_of, scales_of, x, out);
+    multiply<FORM, N>(n_blocks, numbers_of, scales_of, x, out);
 }
 
 template <class W>
@@ -115,23 +142,24 @@ void multiply_piece(tile & scratch, const piece<W> & weights, const rounded_rows
     if (n_rows == 1) {
         const auto numbers_of = [&](uint32_t b) { return weights.numbers(b); };
         const auto scales_of = [&](uint32_t b) { return weights.scales(b); };
-        return multiply<W::MINIMA, 1>(weights.n_blocks, numbers_of, scales_of, x, out);
+        return multiply<W::FORM, 1>(weights.n_blocks, numbers_of, scales_of, x, out);
     }
     unpack(scratch, weights);
-    by_eights(n_rows, [&](auto n, uint32_t r) { multiply_tile<W::MINIMA, n>(scratch, weights.n_blocks, x.from(r), out + r); });
+    by_eights(n_rows, [&](auto n, uint32_t r) { multiply_tile<W::FORM, n>(scratch, weights.n_blocks, x.from(r), out + r); });
 }
 
 template <class W> void run(const product_job & job, uint32_t begin, uint32_t end) {
     tile scratch;
     const size_t stride = row_bytes<rounded_32>(job.n_in);
-    run_tiles(job, begin, end, stride, [&](const weight_rows & weights, const uint8_t * rows, uint32_t n, sums * out) {
-        for (uint32_t in = 0; in < job.n_in; in += CHUNK) {
-            const uint32_t b = in / BLOCK;
-            const uint32_t n_blocks = (job.n_in - in < CHUNK ? job.n_in - in : CHUNK) / BLOCK;
-            const uint8_t * blocks = rows + job.n_in + b * sizeof(rounded_32);
-            multiply_piece<W>(scratch, {weights.from(b * W::BYTES), n_blocks}, {rows + in, blocks, stride}, n, out);
-        }
-    });
+    run_tiles<weight_rows>(
+        job, begin, end, stride, [&](const weight_rows & weights, const uint8_t * rows, uint32_t n, sums * out) {
+            for (uint32_t in = 0; in < job.n_in; in += CHUNK) {
+                const uint32_t b = in / BLOCK;
+                const uint32_t n_blocks = (job.n_in - in < CHUNK ? job.n_in - in : CHUNK) / BLOCK;
+                const uint8_t * blocks = rows + job.n_in + b * sizeof(rounded_32);
+                multiply_piece<W>(scratch, {weights.from(b * W::BYTES), n_blocks}, {rows + in, blocks, stride}, n, out);
+            }
+        });
 }
 
 } // namespace
