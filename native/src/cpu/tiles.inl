@@ -47,9 +47,9 @@ private:
 struct tile_rows {
     const uint8_t * first;
     size_t stride;
-    size_t ahead; // bytes to the rows of a later tile, which are fetched meanwhile
+    size_t next; // bytes to the rows of the next tile, or 0
 
-    tile_rows from(size_t offset) const { return {first + offset, stride, ahead}; }
+    tile_rows from(size_t offset) const { return {first + offset, stride, next}; }
     weight_rows group(size_t g) const {
         weight_rows rows;
         for (size_t i = 0; i < LANES / 4; ++i) {
@@ -58,9 +58,15 @@ struct tile_rows {
         rows.stride = stride;
         return rows;
     }
-    void fetch(size_t offset) const {
+    [[gnu::always_inline]] void fetch(size_t offset) const {
         for (size_t i = 0; i < TILE; ++i) {
-            __builtin_prefetch(first + i * stride + offset + ahead, 0, 2);
+            __builtin_prefetch(first + i * stride + offset, 0, 2);
+        }
+    }
+    // What is read later than this offset, of which rows have N bytes. Not for from().
+    template <size_t N> [[gnu::always_inline]] void fetch_behind(size_t offset) const {
+        for (size_t line = 0; line < N; line += 64) {
+            fetch(fetched_at(offset + line, stride, next));
         }
     }
 };

@@ -192,9 +192,7 @@ template <class W> void run(const product_job & job, uint32_t begin, uint32_t en
         job, begin, end, stride, [&](const tile_rows & weights, const uint8_t * rows, uint32_t n_rows, sums * out) {
             for (uint32_t b = 0; b < job.n_in / BLOCK; ++b) {
                 const tile_rows block = weights.from(b * W::BYTES);
-                for (size_t line = 0; line < W::BYTES; line += 64) {
-                    block.fetch(line);
-                }
+                weights.fetch_behind<W::BYTES>(b * W::BYTES);
                 const rounded_rows<rounded_256> x = {rows + b * BLOCK, rows + job.n_in + b * sizeof(rounded_256), stride};
 #pragma GCC unroll 8
                 for (uint32_t g = 0; g < GROUPS; ++g) {

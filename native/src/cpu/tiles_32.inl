@@ -122,20 +122,21 @@ inline void multiply(uint32_t n_blocks, F blocks_of, const rounded_rows<rounded_
 // Blocks of a tile that follow each other
 template <class W> struct piece {
     tile_rows rows;
+    uint32_t first;
     uint32_t n_blocks;
 
     // Group g of block b
     template <class FORM> void unpack(uint32_t b, uint32_t g, block<FORM> & to) const {
         if constexpr (W::HALVES) {
-            in_32::unpack<W>(to, rows.from(b / 2 * 2 * W::BYTES).group(g), b % 2);
+            in_32::unpack<W>(to, rows.from((first + b) / 2 * 2 * W::BYTES).group(g), b % 2);
         } else {
-            in_32::unpack<W>(to, rows.from(b * W::BYTES).group(g));
+            in_32::unpack<W>(to, rows.from((first + b) * W::BYTES).group(g));
         }
     }
-    void fetch(uint32_t b) const {
+    [[gnu::always_inline]] void fetch(uint32_t b) const {
         constexpr uint32_t blocks_of_line = W::BYTES > 32 ? 1 : 64 / W::BYTES;
         if (b % blocks_of_line == 0) {
-            rows.fetch(b * W::BYTES);
+            rows.fetch_behind<1>((first + b) * W::BYTES);
         }
     }
 };
@@ -182,7 +183,7 @@ template <class W> void run(const product_job & job, uint32_t begin, uint32_t en
             for (uint32_t in = 0; in < job.n_in; in += CHUNK) {
                 const uint32_t b = in / BLOCK;
                 const uint32_t n_blocks = (job.n_in - in < CHUNK ? job.n_in - in : CHUNK) / BLOCK;
-                const piece<W> here = {weights.from(b * W::BYTES), n_blocks};
+                const piece<W> here = {weights, b, n_blocks};
                 const rounded_rows<rounded_32> x = {rows + in, rows + job.n_in + b * sizeof(rounded_32), stride};
                 if (n_rows == 1) {
                     multiply_one<W>(here, x, out[0]);

@@ -179,7 +179,7 @@ public:
     __m512i group(uint32_t i, uint32_t group) const { return W::group(at_[i], of_row_[i], group); }
     // 16 integers of 16 bits, or as many as there are
     __m256i scales(uint32_t i) const { return W::scales(at_[i], of_row_[i]); }
-    void fetch(uint32_t i) const {
+    [[gnu::always_inline]] void fetch(uint32_t i) const {
 #pragma GCC unroll 4
         for (size_t line = 0; line < W::BYTES; line += 64) {
             _mm_prefetch(at_[i] + AHEAD + line, _MM_HINT_T1);
@@ -321,9 +321,7 @@ inline void run_blocks(const product_job & job, uint32_t begin, uint32_t end, F 
                                }
                                for (uint32_t b = 0; b < n_blocks; ++b) {
                                    const weight_rows block = weights.from(b * W::BYTES);
-                                   for (size_t line = 0; line < W::BYTES; line += 64) {
-                                       block.fetch(line);
-                                   }
+                                   weights.fetch_behind<W::BYTES>(b * W::BYTES);
                                    unpack(scratch, block);
                                    by_eights(n, [&](auto count, uint32_t r) {
                                        multiply<W::PER_SCALE, MINIMA, count>(scratch, x.from_block(b).from(r), out + r);
@@ -337,9 +335,7 @@ template <class W> void run_by_lanes(const product_job & job, uint32_t begin, ui
                         sums * out) {
         for (uint32_t b = 0; b < n_blocks; ++b) {
             const weight_rows block = weights.from(b * W::BYTES);
-            for (size_t line = 0; line < W::BYTES; line += 64) {
-                block.fetch(line);
-            }
+            weights.fetch_behind<W::BYTES>(b * W::BYTES);
             multiply_by_lanes<W, n>(scratch, block, x.from_block(b), out);
         }
     };

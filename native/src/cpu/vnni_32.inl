@@ -40,29 +40,30 @@ struct tile {
 // Blocks of 16 rows of weights.
 template <class W> struct piece {
     weight_rows rows;
+    uint32_t first;
     uint32_t n_blocks;
 
     block_numbers numbers(uint32_t b) const {
         constexpr uint32_t blocks_of_line = W::BYTES > 32 ? 1 : 64 / W::BYTES;
         if (b % blocks_of_line == 0) {
-            rows.fetch(b * W::BYTES);
+            rows.fetch_behind<1>((first + b) * W::BYTES);
         }
         if constexpr (W::FORM == HALVES) {
             return W::numbers(pair(b), b % 2);
         } else {
-            return W::numbers(rows.from(b * W::BYTES));
+            return W::numbers(rows.from((first + b) * W::BYTES));
         }
     }
     block_scales scales(uint32_t b) const {
         if constexpr (W::FORM == HALVES) {
             return W::scales(pair(b), b % 2);
         } else {
-            return W::scales(rows.from(b * W::BYTES));
+            return W::scales(rows.from((first + b) * W::BYTES));
         }
     }
 
 private:
-    weight_rows pair(uint32_t b) const { return rows.from(b / 2 * 2 * W::BYTES); }
+    weight_rows pair(uint32_t b) const { return rows.from((first + b) / 2 * 2 * W::BYTES); }
 };
 
 // Rounded rows, from some block on.
@@ -151,15 +152,15 @@ void multiply_piece(tile & scratch, const piece<W> & weights, const rounded_rows
 template <class W> void run(const product_job & job, uint32_t begin, uint32_t end) {
     tile scratch;
     const size_t stride = row_bytes<rounded_32>(job.n_in);
-    run_tiles<weight_rows>(
-        job, begin, end, stride, [&](const weight_rows & weights, const uint8_t * rows, uint32_t n, sums * out) {
-            for (uint32_t in = 0; in < job.n_in; in += CHUNK) {
-                const uint32_t b = in / BLOCK;
-                const uint32_t n_blocks = (job.n_in - in < CHUNK ? job.n_in - in : CHUNK) / BLOCK;
-                const uint8_t * blocks = rows + job.n_in + b * sizeof(rounded_32);
-                multiply_piece<W>(scratch, {weights.from(b * W::BYTES), n_blocks}, {rows + in, blocks, stride}, n, out);
-            }
-        });
+    run_tiles<weight_rows>(job, begin, end, stride,
+                           [&](const weight_rows & weights, const uint8_t * rows, uint32_t n, sums * out) {
+                               for (uint32_t in = 0; in < job.n_in; in += CHUNK) {
+                                   const uint32_t b = in / BLOCK;
+                                   const uint32_t n_blocks = (job.n_in - in < CHUNK ? job.n_in - in : CHUNK) / BLOCK;
+                                   const uint8_t * blocks = rows + job.n_in + b * sizeof(rounded_32);
+                                   multiply_piece<W>(scratch, {weights, b, n_blocks}, {rows + in, blocks, stride}, n, out);
+                               }
+                           });
 }
 
 } // namespace
