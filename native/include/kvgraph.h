@@ -364,8 +364,9 @@ typedef struct kvg_batch {
     const uint8_t * logits;     /* 1: this token's row is an output */
     const uint8_t * checkpoint; /* 1: its sequences get a checkpoint behind it, as by kvg_kv_checkpoint; NULL: none */
     const float *
-        hidden; /* (n_tokens, n_embd): what the stage before has written to kvg_output.embd, in place of `token`, which may
-                                   be NULL then; NULL where layer 0 is */
+        hidden;     /* (n_tokens, n_embd): what the stage before has written to kvg_output.embd, in place of `token`, which may
+                             be NULL then; NULL where layer 0 is */
+    int32_t repair; /* 1: tokens may lie below later positions of their sequences, and replace what stands there */
 } kvg_batch;
 
 /* A summary of the softmax of a row of logits. log_sum is NaN when a logit is NaN, or the greatest logit is infinite. */
@@ -387,15 +388,21 @@ typedef struct kvg_output {
 } kvg_output;
 
 /* Decodes all tokens of a batch or none. What is pending (defrag, K-shift) is done first; it can fail half way, as in kvg_kv_update. After
-   any other failure the cells are as they were, except that K-shifts and moves which were completed stay completed. */
+   any other failure the cells are as they were, except that K-shifts and moves which were completed stay completed.
+
+   With batch->repair a token sees what its sequences have before its position, and nothing after it; what lies after it keeps its K and V.
+   A sequence that has a cell at the token's position has the token's in its place afterwards; other sequences and holds keep the old one.
+   Empty cells for all tokens are needed all the same. KVG_INVALID_ARGUMENT when a sequence has several cells at such a position.
+   KVG_UNSUPPORTED when a window has lost what such a token sees, and for layers with a recurrent state. Checkpoints that would bring back
+   replaced cells are dropped. */
 KVG_API kvg_status kvg_decode(kvg_context * context, const kvg_batch * batch, kvg_output * output);
 
 /* Decodes one token at the end of a sequence, at its last position + 1, as an output. Otherwise as kvg_decode. */
 KVG_API kvg_status kvg_append(kvg_context * context, int64_t seq, int64_t token, kvg_output * output);
 
 /* Removes the tokens of the last kvg_decode or kvg_append from the cache: each sequence of the batch loses its positions from its first one
-   in the batch on. Does nothing when that call failed, or was undone already. Call it before these sequences are changed in any other
-   way. */
+   in the batch on, or, after a repair, the batch's tokens alone, and has again what they replaced. Does nothing when that call failed, or
+   was undone already. Call it before these sequences are changed in any other way, and after a repair before any other call. */
 KVG_API kvg_status kvg_undo_decode(kvg_context * context);
 
 /* What a context with KVG_KV_TIER_HOST did when. */

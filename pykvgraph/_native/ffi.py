@@ -113,6 +113,7 @@ class KvgBatch(Structure):
         ("logits", POINTER(c_uint8)),
         ("checkpoint", POINTER(c_uint8)),
         ("hidden", POINTER(c_float)),
+        ("repair", c_int32),
     )
 
 

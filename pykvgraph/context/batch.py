@@ -27,6 +27,11 @@ class BatchArrays:
     logits: npt.NDArray[np.uint8]  # (n,): 1 where the token's row is an output
     checkpoint: npt.NDArray[np.uint8]  # (n,): 1 where the token's sequences get a checkpoint behind it
 
+    def appended(self, pos_max: list[int]) -> set[int]:
+        """The sequences with tokens behind these last positions of theirs."""
+        positions = np.repeat(self.pos, np.diff(self.seq_begin)).tolist()
+        return {s for s, pos in zip(self.seq_id.tolist(), positions, strict=True) if pos > pos_max[s]}
+
 
 class _Column:
     """An array that grows. The batch, not the column, knows how many of its items are in use."""

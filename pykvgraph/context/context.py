@@ -200,7 +200,12 @@ class Context(Closable):
         return self._adapters or ()
 
     def decode(
-        self, batch: Batch, *, scores: bool = False, hidden: npt.NDArray[np.float32] | None = None
+        self,
+        batch: Batch,
+        *,
+        scores: bool = False,
+        hidden: npt.NDArray[np.float32] | None = None,
+        repair: bool = False,
     ) -> None:
         """Computes a batch: afterwards its tokens are in the cache, and logits() has its outputs.
 
@@ -213,12 +218,19 @@ class Context(Closable):
         error none of them is there and logits() raises; a K-shift or defrag that already ran stays done.
         Ctrl-C raises KeyboardInterrupt when the computation is over, and its tokens are removed again.
 
+        repair: tokens may also lie below later positions of their sequences, in rising order. Such a token
+        sees what its sequence has before it, and nothing after it; what lies after it keeps its K and V. If
+        the sequence has a cell at that position, the token takes its place: other sequences and holds keep
+        the old one, and after an error the sequence has it again. Empty cells for all tokens are needed all
+        the same. Raises UnsupportedError when a window has lost what such a token sees (open the context with
+        swa_full=True), and for recurrent layers, whose states can't be changed afterwards.
+
         Raises InvalidArgumentError for a token, position or sequence that the model or the context can't
         take, or for positions that don't follow the sequence's last one; CacheFullError when there are fewer
         empty cells than tokens; DeviceError when the device fails or has too little memory. When the device
         fails in the middle of a K-shift or a sorting defrag, the cache must be cleared: see kv.update().
         """
-        self._handle.call(self._decode, batch, flag(scores, "scores"), hidden)
+        self._handle.call(self._decode, batch, flag(scores, "scores"), hidden, flag(repair, "repair"))
 
     def decode_last(self, batch: Batch) -> npt.NDArray[np.float32]:
         """decode(batch), then a copy of the last output's logits, float32 (n_vocab,), as one step.
@@ -321,9 +333,9 @@ class Context(Closable):
         return repr_of(self, lambda: f"n_ctx {self.n_ctx}, {self.kv._use()}")
 
     def _decode(
-        self, context: int, batch: Batch, scored: bool, hidden: npt.NDArray[np.float32] | None
+        self, context: int, batch: Batch, scored: bool, hidden: npt.NDArray[np.float32] | None, repair: bool
     ) -> None:
-        self._decode_batch(context, batch, scored=scored, hidden=hidden)
+        self._decode_batch(context, batch, scored=scored, hidden=hidden, repair=repair)
 
     def _decode_last(self, context: int, batch: Batch, copy: bool = True) -> LastOutput:
         """copy: whether the result has a copy of the row of logits."""
@@ -343,6 +355,7 @@ class Context(Closable):
         scored: bool,
         must_output: bool = False,
         hidden: npt.NDArray[np.float32] | None = None,
+        repair: bool = False,
     ) -> int:
         """Decodes the batch, and returns its number of outputs; must_output: it must have at least one."""
         self._outputs.n = None
@@ -367,14 +380,16 @@ class Context(Closable):
             logits=_address(arrays.logits, ctypes.c_uint8),
             checkpoint=_address(arrays.checkpoint, ctypes.c_uint8) if arrays.checkpoint.any() else None,
             hidden=None if states is None else _address(states, ctypes.c_float),
+            repair=repair,
         )
+        pos_max = self.kv._ask_bounds(context, self.n_seq_max).pos_max if repair and self._pending else []
         outputs = self._outputs
         written = outputs.scored if scored else outputs.plain
         outputs.start()
         self._handle.undo_unless_done(outputs.take_back)
         lib().kvg_decode(context, ctypes.byref(tokens), ctypes.byref(written))
         if self._pending:
-            self._pending.end_decode(arrays.seq_id.tolist())
+            self._pending.end_decode(arrays.appended(pos_max) if pos_max else arrays.seq_id.tolist())
         outputs.n, outputs.scored_last = n_outputs, scored
         return n_outputs
 

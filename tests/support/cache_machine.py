@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import pykvgraph as kvg
-from support.engines import Token, decode, run_of
+from support.engines import Token, decode, repair, run_of
 from support.models import N_VOCAB
 from support.naive_cells import Cell, NaiveCells, Refusals
 
@@ -40,6 +40,7 @@ class Naive(Protocol):
     def pos_max(self, seq: int) -> int: ...
     def check_batch(self, tokens: Sequence[Token], n_batch: int, n_vocab: int) -> Refusals: ...
     def put(self, tokens: Sequence[Token]) -> None: ...
+    def check_repair(self, tokens: Sequence[Token]) -> Refusals: ...
     def seq_rm(self, seq: int, p0: int, p1: int) -> Refusals: ...
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> Refusals: ...
     def seq_keep(self, seq: int) -> Refusals: ...
@@ -120,6 +121,32 @@ class CacheMachine(RuleBasedStateMachine):
             assert np.isfinite(logits).all()
             self.settle(policy)
             self.naive.put(tokens)
+
+    @rule(
+        seq=SEQS, ids=TEXTS, first=st.integers(0, 60), step=st.sampled_from([1, 1, 2]), by_all=st.booleans()
+    )
+    def repair(self, seq: int, ids: list[int], first: int, step: int, by_all: bool) -> None:
+        """Tokens in the middle of a text; by_all: of all texts that share the first cell."""
+        shared = [cell for cell in self.naive.used if seq in cell.seqs and len(cell.seqs) > 1]
+        seqs: tuple[int, ...] = (seq,)
+        if by_all and shared:
+            cell = shared[first % len(shared)]
+            first, seqs = cell.pos, tuple(sorted(cell.seqs))
+        else:
+            first %= self.naive.pos_max(seq) + 2
+        tokens = [Token(token, first + step * i, seqs) for i, token in enumerate(ids)]
+        refusals = self.naive.check_repair(tokens)
+        policy = self.policy_of_decode()
+        self.call(refusals, repair, self.ctx, tokens)
+        if not refusals:
+            assert np.isfinite(self.ctx.logits()).all()
+            self.settle(policy)
+            self.put_again(tokens)
+            self.counts["repaired by several"] += len(seqs) > 1
+
+    def put_again(self, tokens: list[Token]) -> None:
+        """What was repaired, on the naive cells."""
+        self.naive.put(tokens)
 
     def policy_of_decode(self) -> str | None:
         """The defrag that a decode would begin with."""

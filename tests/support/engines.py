@@ -70,6 +70,12 @@ def decode(ctx: kvg.Context, tokens: Iterable[Token]) -> Logits:
     return ctx.logits()
 
 
+def repair(ctx: kvg.Context, tokens: Iterable[Token]) -> Logits:
+    """The same in the middle of texts, or in place of what stands there."""
+    ctx.decode(batch_of(tokens), repair=True)
+    return ctx.logits()
+
+
 class OurEngine:
     """A context of ours behind `Engine`."""
 

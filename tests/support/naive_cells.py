@@ -210,9 +210,39 @@ class NaiveCells:
         return n_moved
 
     def put(self, tokens: Sequence[Token]) -> None:
-        """What decode leaves behind."""
-        for i, token in zip(self.slots(len(tokens)), tokens, strict=True):
+        """What decode leaves behind; nothing of what the same sequences had at these positions."""
+        slots, places = self.slots(len(tokens)), places_of(tokens)
+        for i, cell in enumerate(self.cells):
+            if cell:
+                gone = {seq for seq in cell.seqs if (seq, cell.pos) in places}
+                self.cells[i] = kept(replace(cell, seqs=cell.seqs - gone))
+        for i, token in zip(slots, tokens, strict=True):
             self.cells[i] = Cell(token.id, token.pos, frozenset(token.seq_ids), top=token.pos)
+
+    def check_repair(self, tokens: Sequence[Token]) -> Refusals:
+        """What decode(repair=True) must raise; sequences, positions and tokens are valid each by itself."""
+        places, seqs = places_of(tokens), range(self.n_seq_max)
+        taken = Counter((seq, cell.pos) for cell in self.used for seq in cell.seqs)
+        if any(taken[place] > 1 for place in places):
+            return (InvalidArgumentError,)
+        seen = {  # what stays, by position
+            seq: {
+                i: cell.pos
+                for i, cell in enumerate(self.cells)
+                if cell and seq in cell.seqs and (seq, cell.pos) not in places
+            }
+            for seq in seqs
+        }
+        last = dict.fromkeys(seqs, -1)
+        for n, token in enumerate(tokens):
+            sights = [{i for i, pos in seen[seq].items() if pos < token.pos} for seq in token.seq_ids]
+            rises = all(token.pos > last[seq] for seq in token.seq_ids)
+            if not rises or any(sight != sights[0] for sight in sights):
+                return (InvalidArgumentError,)
+            for seq in token.seq_ids:
+                last[seq] = token.pos
+                seen[seq][self.n_cells + n] = token.pos  # a cell to be
+        return (CacheFullError,) if len(tokens) > self.n_cells - len(self.used) else ()
 
     def check_batch(self, tokens: Sequence[Token], n_batch: int, n_vocab: int) -> Refusals:
         """What decode must raise for this batch. A full cache is told apart only in a batch that is valid."""
@@ -237,6 +267,11 @@ class NaiveCells:
         used = [(i, cell) for i, cell in enumerate(self.cells) if cell]
         seen = [(i, cell) for i, cell in used if not cell.seqs.isdisjoint(seqs) or cell.holds & own]
         return [(i, cell) for i, cell in seen if p0 <= cell.pos and (p1 < 0 or cell.pos < p1)]
+
+
+def places_of(tokens: Sequence[Token]) -> set[tuple[int, int]]:
+    """Sequences and positions."""
+    return {(seq, token.pos) for token in tokens for seq in token.seq_ids}
 
 
 def kept(cell: Cell) -> Cell | None:

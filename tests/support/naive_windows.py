@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from pykvgraph import CacheFullError, InvalidArgumentError, UnsupportedError
 from support.engines import Token
-from support.naive_cells import MAX_POS, Cell, NaiveCells, Refusals, kept
+from support.naive_cells import MAX_POS, Cell, NaiveCells, Refusals, kept, places_of
 
+GUARD = 10**9  # the name of a hold, for the length of a call
 Move = Callable[[int], int]
 
 
@@ -342,11 +343,49 @@ class NaivePair:
         self.checkpoints, self.points = [], {}
 
     def put(self, tokens: Sequence[Token]) -> None:
+        firsts = _firsts(tokens)
+        ends = {seq: self.full.pos_max(seq) + 1 for seq in firsts}
+        repairs = any(pos < ends[seq] for seq, pos in firsts.items())
         self.full.put(tokens)
+        self._guard(firsts if repairs else {})
         self.window.make_room(len(tokens))
+        self._unguard()
         self.window.put(tokens)
-        for seq, pos in _firsts(tokens).items():
-            self._drop(lambda c, seq=seq, pos=pos: c.seq == seq and c.p > pos)  # type: ignore[misc]
+        places = places_of(tokens)
+
+        def is_stale(c: Checkpoint) -> bool:
+            """What it holds is of another text, or it comes behind the end of this one."""
+            own = [pos for seq, pos in places if seq == c.seq]
+            return any(pos < c.p and (pos >= ends[c.seq] or c.first <= pos) for pos in own)
+
+        self._drop(is_stale)
+
+    def _guard(self, firsts: dict[int, int]) -> None:
+        """What these sequences see from these positions on is not reused."""
+        for i, cell in enumerate(self.window.cells):
+            if cell and any(
+                seq in cell.seqs and cell.pos >= self.window.first_seen(pos) for seq, pos in firsts.items()
+            ):
+                self.window.cells[i] = replace(cell, holds=cell.holds | {GUARD})
+
+    def _unguard(self) -> None:
+        self.window.cells = [replace(c, holds=c.holds - {GUARD}) if c else None for c in self.window.cells]
+
+    def check_repair(self, tokens: Sequence[Token]) -> Refusals:
+        """As check_batch(); windows keep what the tokens see."""
+        firsts = _firsts(tokens)
+        below = {seq for seq, pos in firsts.items() if pos <= self.full.pos_max(seq)}
+        for seq, pos in firsts.items():
+            if not self.window.can_go_on(seq, pos):
+                return (UnsupportedError,) if seq in below else (InvalidArgumentError,)
+        refusals = self.full.check_repair(tokens)
+        if refusals:
+            return refusals
+        self._guard(firsts if below else {})
+        try:
+            return self._make_way(len(tokens))
+        finally:
+            self._unguard()
 
     def check_batch(self, tokens: Sequence[Token], n_batch: int, n_vocab: int) -> Refusals:
         """As the full group's; when the batch is right, checkpoints give way to it."""
@@ -355,10 +394,12 @@ class NaivePair:
             return refusals
         if not all(self.window.can_go_on(seq, pos) for seq, pos in _firsts(tokens).items()):
             return (InvalidArgumentError,)
-        if refusals:
-            return refusals
+        return refusals or self._make_way(len(tokens))
+
+    def _make_way(self, n: int) -> Refusals:
+        """Checkpoints give way to n tokens."""
         before = self.window.cells, self.window.own, [*self.checkpoints]
-        while len(tokens) > self.window.n_empty + len(self.window.reusable()):
+        while n > self.window.n_empty + len(self.window.reusable()):
             if not self.checkpoints:  # all of them are not enough: then none goes
                 self.window.cells, self.window.own, self.checkpoints = before
                 return (CacheFullError,)

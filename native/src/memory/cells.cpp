@@ -232,6 +232,19 @@ void cells::drop(uint32_t i) {
     each_member(words(i), n_words_, [&](uint32_t s) { remove_seq(i, s); });
 }
 
+void cells::leave(const left_cell & left) noexcept {
+    each_member(left.set.data(), n_words_, [&](uint32_t s) { remove_seq(left.i, s); });
+}
+
+void cells::come_back(const left_cell & left) noexcept {
+    if (is_empty(left.i)) {
+        occupy(left.i, left.pos);
+        set_shift(left.i, left.shift);
+        cells_[left.i].dither = left.dither;
+    }
+    each_member(left.set.data(), n_words_, [&](uint32_t s) { show(left.i, s); });
+}
+
 void cells::move(const std::vector<cell_move> & moves) {
     struct content {
         cell token;

@@ -75,6 +75,15 @@ struct cell {
     uint8_t dither = 0;       // the dither that K carries (shift/dither.h); none when 0 (K as written) or 1 (K rotated once)
 };
 
+// A cell, and sequences that leave it, as it was before.
+struct left_cell {
+    uint32_t i;
+    int32_t pos;
+    int32_t shift;
+    uint8_t dither;
+    seq_set set;
+};
+
 // The cells of a hold: positions p0 to p1 - 1.
 struct hold_range {
     int64_t id;
@@ -179,6 +188,10 @@ public:
     void set_dither(uint32_t i, uint8_t dither) { cells_[i].dither = dither; }
     // No sequence sees the cell any more. It becomes empty, unless a hold keeps it. precondition: it is not empty
     void drop(uint32_t i);
+    // These sequences don't see the cell any more. It becomes empty, unless somebody else needs it. precondition: they see it
+    void leave(const left_cell & left) noexcept;
+    // They see it again. precondition: if it became empty, nothing was written there
+    void come_back(const left_cell & left) noexcept;
     // Does all moves at once, so they may form cycles. Throws std::bad_alloc, with nothing changed, when there is no memory for that.
     // precondition: sources are not empty; a destination is empty or itself a source
     void move(const std::vector<cell_move> & moves);
@@ -226,6 +239,8 @@ public:
     std::vector<uint32_t> held(int64_t hold) const;
     // of a hold of hold_window(): the highest position before it that the sequence has, or has lost; -1: none
     int32_t lost_before(int64_t hold, uint32_t seq) const;
+    // of a hold of hold_window(): its first position
+    int64_t first_held(int64_t hold) const { return find_hold(hold).p0; }
     // Whether a checkpoint's cells are still what a token at `next` needs, when the change has moved them.
     bool keeps_checkpoint(const reposition & change, int64_t hold, int64_t next) const;
     // The sequence no longer sees the cell. precondition: it does

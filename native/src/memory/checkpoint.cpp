@@ -302,6 +302,17 @@ void kv_cache::drop_within(int64_t seq, int64_t p0, int64_t p1) {
     drop_if([&](const checkpoint & c) { return (seq < 0 || c.seq == seq) && p0 < c.p && (p1 < 0 || c.p < p1); });
 }
 
+void kv_cache::drop_over(uint32_t seq, int32_t pos) {
+    drop_if([&](const checkpoint & c) {
+        return c.seq == seq && pos < c.p &&
+               std::any_of(
+                   groups_.begin(), groups_.end(),
+                   [&](const kv_group & group) {
+                       return group.cells().has_hold(c.hold) && group.cells().first_held(c.hold) <= pos;
+                   });
+    });
+}
+
 // Those that only lead to a sequence without cells, whose state would be zeros.
 void kv_cache::drop_hopeless() {
     drop_if([&](const checkpoint & c) {

@@ -193,6 +193,24 @@ void kv_cache::require_seen(uint32_t seq, int32_t pos) const {
     }
 }
 
+void kv_cache::require_repair(uint32_t seq, int32_t pos) const {
+    if (states_.any()) {
+        fail(KVG_UNSUPPORTED,
+             "sequence %u can't be repaired at position %d: its recurrent layers have read on up to position %lld, and a state "
+             "can't be changed afterwards. Go back to a checkpoint before it (kv.rewind), and decode again from there",
+             seq, pos, static_cast<long long>(next_pos(seq) - 1));
+    }
+    for (const kv_group & group : groups_) {
+        const cells & cells = group.cells();
+        if (!cells.can_go_on(seq, pos)) {
+            fail(KVG_UNSUPPORTED,
+                 "sequence %u can't be repaired at position %d: a token there sees positions from %d on in a window of %u, "
+                 "which has lost those up to %d. Open the context with swa_full=True to keep every position",
+                 seq, pos, cells.first_seen(pos), group.spec().window, cells.lost(seq));
+        }
+    }
+}
+
 // Refuses a removal after which the sequence would end where it can't go on, also with a checkpoint's help.
 void kv_cache::require_return(uint32_t seq, int64_t p0, int64_t p1) const {
     if (ends_before(seq, p0, p1) && !can_go_on(seq, p0)) {

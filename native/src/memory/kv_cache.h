@@ -112,6 +112,8 @@ public:
 
     // error(KVG_INVALID_ARGUMENT) when a window has lost what a token at this position of the sequence attends to
     void require_seen(uint32_t seq, int32_t pos) const;
+    // error(KVG_UNSUPPORTED) when a window has lost what a token sees that is decoded here, before the sequence's end; or for a state
+    void require_repair(uint32_t seq, int32_t pos) const;
     seq_count count(int64_t seq, int64_t p0, int64_t p1) const;
     // One hold in every group that keeps every position, under one id, which is never used again.
     hold_range hold(int64_t seq, int64_t p0, int64_t p1);
@@ -161,6 +163,8 @@ public:
     // Drops those of a sequence (below 0: of all) at positions after p0 and before p1, which are of another text when something was removed
     // there, or comes there.
     void drop_within(int64_t seq, int64_t p0, int64_t p1);
+    // Drops those of a sequence that would bring back what it had at a position, now that it has another cell there.
+    void drop_over(uint32_t seq, int32_t pos);
     // The holds of those of the sequence that can't move with it: what their windows would need is lost, or something would pass them.
     std::vector<int64_t> unmoved(const reposition & change) const;
     // Drops checkpoints with these holds, as far as they are there. Returns whether any was. Doesn't fail.

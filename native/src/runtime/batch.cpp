@@ -46,8 +46,14 @@ batch::batch(const kvg_batch & in, const hparams & h, uint32_t n_batch, const kv
                  h.arch.c_str());
         }
     }
+    if (in.repair && h.encodes) {
+        fail(KVG_UNSUPPORTED, "architecture '%s' is an encoder and keeps nothing: there is nothing to repair", h.arch.c_str());
+    }
     read_sets(cache.n_seq_max());
     check_positions(cache, h.encodes);
+    if (is_below_) {
+        read_places(cache);
+    }
     check_shared(cache, h.encodes);
 }
 
@@ -99,13 +105,13 @@ void batch::read_sets(uint32_t n_seq_max) {
     }
 }
 
-void batch::check_positions(const kv_cache & cache, bool encodes) const {
+void batch::check_positions(const kv_cache & cache, bool encodes) {
     std::vector<int64_t> last(cache.n_seq_max(), -2); // -2: not looked up yet
     for (uint32_t i = 0; i < n_tokens(); ++i) {
         each_member(sets_[i].data(), sets_[i].size(), [&](uint32_t seq) {
             const bool first = last[seq] == -2;
             if (first) {
-                last[seq] = cache.seq_pos_max(seq);
+                last[seq] = in_.repair ? -1 : cache.seq_pos_max(seq);
             }
             if (first && encodes && in_.pos[i] > 0) {
                 fail(KVG_INVALID_ARGUMENT,
@@ -119,9 +125,41 @@ void batch::check_positions(const kv_cache & cache, bool encodes) const {
                      i, in_.pos[i], seq, static_cast<long long>(last[seq]), first ? " (in the cache)" : "");
             }
             if (first) {
-                cache.require_seen(seq, in_.pos[i]);
+                check_first(cache, seq, i);
             }
             last[seq] = in_.pos[i];
+        });
+    }
+}
+
+// The first token of a sequence reaches back furthest.
+void batch::check_first(const kv_cache & cache, uint32_t seq, uint32_t i) {
+    if (in_.repair && in_.pos[i] < cache.next_pos(seq)) {
+        cache.require_repair(seq, in_.pos[i]);
+        is_below_ = true;
+    } else {
+        cache.require_seen(seq, in_.pos[i]);
+    }
+}
+
+void batch::read_places(const kv_cache & cache) {
+    for (uint32_t seq = 0; seq < cache.n_seq_max(); ++seq) {
+        ends_.push_back(cache.next_pos(seq));
+    }
+    places_.resize(cache.n_seq_max());
+    for (uint32_t i = 0; i < n_tokens(); ++i) {
+        each_member(sets_[i].data(), sets_[i].size(), [&](uint32_t seq) { places_[seq].push_back(in_.pos[i]); });
+    }
+    const cells & cells = cache.groups().front().cells(); // several cells have one position in all groups, or in none
+    std::set<std::pair<uint32_t, int32_t>> taken;
+    for (uint32_t c = 0; c < cells.n_kv(); ++c) {
+        each_member(cells.words(c), cells.n_words(), [&](uint32_t seq) {
+            if (has_place(seq, cells.pos(c)) && !taken.emplace(seq, cells.pos(c)).second) {
+                fail(KVG_INVALID_ARGUMENT,
+                     "sequence %u has several cells at position %d, and a repair can't tell which one it replaces: remove them "
+                     "(kv.seq_rm), or repair other positions",
+                     seq, cells.pos(c));
+            }
         });
     }
 }
@@ -130,6 +168,20 @@ static bool have_same_state(const states & states, const seq_set & set) {
     std::set<uint32_t> rows;
     each_member(set.data(), set.size(), [&](uint32_t seq) { rows.insert(states.row_of(seq)); });
     return rows.size() == 1;
+}
+
+// Whether the sequences of a token see the same cells before it. What the batch replaces for one of them it replaces for all.
+bool batch::see_same(const cells & cells, uint32_t i) const {
+    uint32_t member = 0;
+    each_member(sets_[i].data(), sets_[i].size(), [&](uint32_t seq) { member = seq; });
+    for (uint32_t c = 0; c < cells.n_kv(); ++c) {
+        const int32_t pos = cells.pos(c);
+        const bool is_seen = cells.meets(c, sets_[i]) && pos >= cells.first_seen(in_.pos[i]) && pos < in_.pos[i];
+        if (is_seen && !(repairs() && has_place(member, pos)) && !cells.covers(c, sets_[i])) {
+            return false;
+        }
+    }
+    return true;
 }
 
 // Several sequences may share a token only if they see the same cells before it: it gets one K and one V.
@@ -144,11 +196,8 @@ void batch::check_shared(const kv_cache & cache, bool encodes) const {
             fail(KVG_UNSUPPORTED, "token %u of the batch belongs to several sequences; in an encoder each text has its own", i);
         }
         bool same = have_same_state(cache.states(), sets_[i]);
-        if (same && checked.insert(sets_[i]).second) {
-            for (uint32_t c = 0; c < cells.n_kv() && same; ++c) {
-                const bool is_seen = cells.meets(c, sets_[i]) && cells.pos(c) >= cells.first_seen(in_.pos[i]);
-                same = !is_seen || cells.covers(c, sets_[i]);
-            }
+        if (same && (checked.insert(sets_[i]).second || repairs())) { // unless they repair, later ones see the same
+            same = see_same(cells, i);
         }
         for (uint32_t j = 0; j < i && same; ++j) {
             seq_set both = sets_[j];

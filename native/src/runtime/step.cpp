@@ -72,7 +72,10 @@ micro_batch step::next(const batch & batch, uint32_t begin) const {
 int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
     decoded_.clear();
     upkeep_.require_intact();
+    repaired_ = {};
     const batch batch(in, model_.hparams(), params_.n_batch, cache_);
+    seen_guard guard(cache_);
+    guard.hold(batch);
     cache_.require_cells(std::vector<uint32_t>(cache_.groups().size(), batch.n_tokens()), "the batch"); // before anything moves
     if (output) {
         check_output(batch, *output);
@@ -86,6 +89,7 @@ int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
 
     fault_point("cells");
     reservation reserved(cache_, batch);
+    guard.release();
     state_step states(cache_, batch);
     states.take();
     size_t row = 0;
@@ -108,23 +112,63 @@ int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
     batch_checkpoints checkpoints(cache_, batch);
     checkpoints.hold(states);
     states.commit(); // the last that may fail
-    reserved.commit();
-    decoded_ = std::move(decoded);
-    for (const first_position & first : decoded_) {
-        cache_.drop_within(first.seq, first.pos, -1);
+    cell_changes changes = reserved.commit();
+    drop_checkpoints(batch, decoded);
+    for (const first_position & first : decoded) {
         for (const std::shared_ptr<tap> & each : decoder_.taps().all()) {
             if (each->seq() == first.seq) {
                 each->decoded(first.pos);
             }
         }
     }
+    if (batch.repairs()) {
+        repaired_ = std::move(changes);
+    } else {
+        decoded_ = std::move(decoded);
+    }
     checkpoints.commit();
     return static_cast<int64_t>(row);
+}
+
+// Those of other texts than the sequences now have. firsts: of each of them
+void step::drop_checkpoints(const batch & batch, const std::vector<first_position> & firsts) {
+    if (!batch.repairs()) {
+        for (const first_position & first : firsts) {
+            cache_.drop_within(first.seq, first.pos, -1);
+        }
+        return;
+    }
+    for (uint32_t i = 0; i < batch.n_tokens(); ++i) {
+        const int32_t pos = batch.positions()[i];
+        each_member(batch.set(i).data(), batch.set(i).size(), [&](uint32_t seq) {
+            if (batch.is_below(seq, pos)) {
+                cache_.drop_over(seq, pos);
+            } else {
+                cache_.drop_within(seq, pos, -1);
+            }
+            if (batch.is_checkpoint(i)) {
+                cache_.drop_within(seq, pos, int64_t{pos} + 2); // the batch makes it anew
+            }
+        });
+    }
 }
 
 void step::undo() {
     cache_.take_back(decoded_);
     decoded_.clear();
+    if (repaired_.slots.empty()) {
+        return;
+    }
+    const cells & cells = cache_.groups().front().cells();
+    for (const uint32_t slot : repaired_.slots.front()) {
+        const int32_t pos = cells.pos(slot);
+        each_member(cells.set(slot).data(), cells.n_words(), [&](uint32_t seq) {
+            cache_.drop_over(seq, pos);
+            cache_.drop_within(seq, pos, int64_t{pos} + 2); // a checkpoint that the batch has made
+        });
+    }
+    repaired_.undo(cache_, repaired_.slots.front().size());
+    repaired_ = {};
 }
 
 const decode_graph & step::compute(const batch & batch, const micro_batch & ubatch, const reservation & reserved) {
@@ -158,11 +202,12 @@ void step::run(const decode_graph & graph, uint32_t n_tokens) {
 }
 
 // One token of a sequence is not taken while the graph runs: to stop it after each layer would take longer than what it hides.
+// Nor is what repairs: it doesn't come in the order of its positions.
 void step::tell_taps(const batch & batch, const micro_batch & ubatch, const reservation & reserved) {
     for (const std::shared_ptr<tap> & each : decoder_.taps().all()) {
         const auto has = [&](uint32_t i) { return (batch.set(i)[each->seq() / 64] >> (each->seq() % 64) & 1) != 0; };
         uint32_t n = 0;
-        for (uint32_t i = 0; i < batch.n_tokens() && n < 2; ++i) {
+        for (uint32_t i = 0; !batch.repairs() && i < batch.n_tokens() && n < 2; ++i) {
             n += has(i);
         }
         std::vector<int32_t> positions;
@@ -209,7 +254,7 @@ int64_t step::append(int64_t seq, int64_t token, const kvg_output * output) {
     const auto seq_id = static_cast<int32_t>(seq);
     const int32_t seq_begin[] = {0, 1};
     const uint8_t wanted = 1;
-    return decode({sizeof(kvg_batch), 1, &id, &pos, seq_begin, &seq_id, &wanted, nullptr, nullptr}, output);
+    return decode({sizeof(kvg_batch), 1, &id, &pos, seq_begin, &seq_id, &wanted, nullptr, nullptr, 0}, output);
 }
 
 } // namespace kvg

@@ -49,6 +49,7 @@ private:
     micro_batch next(const batch & batch, uint32_t begin) const;
     const decode_graph & compute(const batch & batch, const micro_batch & ubatch, const reservation & reserved);
     void run(const decode_graph & graph, uint32_t n_tokens);
+    void drop_checkpoints(const batch & batch, const std::vector<first_position> & firsts);
     void tell_taps(const batch & batch, const micro_batch & ubatch, const reservation & reserved);
     void write_outputs(const decode_graph & graph, const kvg_output & output, size_t row) const;
     void write_scores(const kvg_output & output, size_t n_rows) const;
@@ -62,7 +63,8 @@ private:
     thread_choices threads_;
     graph_inputs inputs_;
     std::vector<uint32_t> n_attended_;
-    std::vector<first_position> decoded_; // what the last decode added; empty if it failed
+    std::vector<first_position> decoded_; // what the last decode added; empty if it failed, or repaired
+    cell_changes repaired_;               // what the last decode changed, if it repaired
 };
 
 } // namespace kvg

@@ -92,14 +92,21 @@ class WindowsMachine(CacheMachine):
         super().reposition(op, *arguments)
         self.counts["checkpoints moved"] += any(c.p != before[c.name] for c in self.naive.checkpoints)
 
+    def put_again(self, tokens: list[Token]) -> None:
+        before = len(self.naive.checkpoints)
+        super().put_again(tokens)
+        self.counts["repaired over a checkpoint"] += len(self.naive.checkpoints) < before
+
     @rule(seq=ANY_SEQS)
     def checkpoint(self, seq: int) -> None:
         self.change("checkpoint", seq)
 
-    @rule(seq=SEQS, n=LENGTHS, returns=st.sampled_from([False, False, True]))
-    def checkpoint_and_go_on(self, seq: int, n: int, returns: bool) -> None:
+    @rule(seq=SEQS, n=LENGTHS, moves=st.booleans(), returns=st.sampled_from([False, False, True]))
+    def checkpoint_and_go_on(self, seq: int, n: int, moves: bool, returns: bool) -> None:
         """So that most of what it holds is held by nothing else soon."""
         self.checkpoint(seq)
+        if moves:
+            self.reposition("seq_add", seq, max(0, self.naive.pos_min(seq)), -1, n)
         for _ in range(3):
             self.try_decode(run_of([5] * n, self.naive.pos_max(seq) + 1, (seq,)))
         own = [c for c in self.naive.checkpoints if c.seq == seq]
@@ -220,3 +227,5 @@ def test_a_window_against_the_naive_one(model_file: Callable[[ModelSpec], Path])
     assert min(counts["back to a checkpoint"], counts["checkpoints moved"]) >= 10
     assert min(counts["decode done"], counts["seq_add done"], counts["seq_div done"], counts["loads"]) >= 100
     assert counts["loads of checkpoints"] >= 10
+    assert counts["repair done"] >= 100
+    assert SHARE > 1 or counts["repaired over a checkpoint"] >= 10

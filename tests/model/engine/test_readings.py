@@ -39,11 +39,11 @@ class Parts:
         self.engine, self.before, self.decode = engine, before, engine.context.decode
         engine.context.decode = self  # type: ignore[method-assign,assignment]
 
-    def __call__(self, batch: kvg.Batch, *, scores: bool = False) -> None:
+    def __call__(self, batch: kvg.Batch, *, scores: bool = False, repair: bool = False) -> None:
         self.n_tokens.append(len(batch))
         self.steps.append(self.engine.stats().steps)
         self.before(len(self.n_tokens))
-        self.decode(batch, scores=scores)
+        self.decode(batch, scores=scores, repair=repair)
 
 
 def is_as_before(engine: kvg.Engine, running: kvg.Request) -> bool:

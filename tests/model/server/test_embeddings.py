@@ -162,12 +162,12 @@ class Parts:
         self.engine = engine = load()
         decode, decode_rows = engine.context.decode, engine.context.decode_rows
 
-        def heard(batch: kvg.Batch, *, scores: bool = False) -> None:
+        def heard(batch: kvg.Batch, *, scores: bool = False, repair: bool = False) -> None:
             self.n_tokens.append(len(batch))
             self.steps.append(engine.stats().steps)
             self.began.set()
             self.before()
-            decode(batch, scores=scores)
+            decode(batch, scores=scores, repair=repair)
 
         def slow(batch: kvg.Batch) -> Any:
             time.sleep(0.005)  # so that a stream lasts
