@@ -27,6 +27,7 @@ from pykvgraph._native.library import library as _library
 from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context
 from pykvgraph.context.context_shift import ContextShift, self_extend
+from pykvgraph.context.document import Document
 from pykvgraph.errors import (
     CacheFullError,
     CopyError,
@@ -71,6 +72,7 @@ if _TYPE_CHECKING:
     from pykvgraph.model.device_types import Abilities, DeviceInfo, DevicePart, LibraryInfo
     from pykvgraph.plan.device_abilities import abilities
     from pykvgraph.plan.memory import plan_memory
+    from pykvgraph.sequence.edits import Sequence
     from pykvgraph.sequence.long_reader import LongReader
     from pykvgraph.tiers.options import Tiers
 
@@ -83,6 +85,7 @@ _LATE = {
     "pykvgraph.engine.types": ("Completion", "EngineLook", "EngineStats", "TextLook", "TierStats"),
     "pykvgraph.kv_cache.reserved_cells": ("Incoming", "Place", "RawRows"),
     "pykvgraph.llama": ("Llama",),
+    "pykvgraph.sequence.edits": ("Sequence",),
     "pykvgraph.sequence.long_reader": ("LongReader",),
     "pykvgraph.plan.device_abilities": ("abilities",),
     "pykvgraph.plan.memory": ("plan_memory",),
@@ -132,6 +135,7 @@ __all__ = [
     "DeviceError",
     "DeviceInfo",
     "DevicePart",
+    "Document",
     "Engine",
     "EngineLook",
     "EngineStats",
@@ -157,6 +161,7 @@ __all__ = [
     "Scores",
     "SeqBounds",
     "SeqCount",
+    "Sequence",
     "ShiftReport",
     "StateError",
     "TensorInfo",

@@ -18,9 +18,10 @@ from pykvgraph._native.fork import importing
 from pykvgraph._native.handles import Closable, Handle, repr_of
 from pykvgraph._native.kv import read_info
 from pykvgraph._native.library import lib, sized
-from pykvgraph.checks import flag, integer, native_path, shown
+from pykvgraph.checks import Integers, flag, integer, integers, native_path, shown
 from pykvgraph.context.auto_n_ctx import fitting_n_ctx, fitting_tier, refusal_with_advice
 from pykvgraph.context.batch import Batch
+from pykvgraph.context.document import Document, read_document, require_holdable
 from pykvgraph.context.hidden import checked_hidden
 from pykvgraph.errors import DeviceError, InvalidArgumentError, KVGraphError
 from pykvgraph.kv_cache.cache import KVCache
@@ -231,6 +232,17 @@ class Context(Closable):
         fails in the middle of a K-shift or a sorting defrag, the cache must be cleared: see kv.update().
         """
         self._handle.call(self._decode, batch, flag(scores, "scores"), hidden, flag(repair, "repair"))
+
+    def read(self, ids: Integers) -> Document:
+        """Reads tokens by themselves, from position 0 on; their cells are held for Sequence.link().
+
+        Needs an empty sequence for a moment, which no other thread may use meanwhile. Raises
+        InvalidArgumentError where there is none, UnsupportedError for models with recurrent layers, and with
+        windows unless swa_full=True, and what decode() raises: the cache is as it was then.
+        """
+        require_holdable(self.kv, self.swa_full)
+        tokens = integers(ids, "ids", 0, self.model.n_vocab - 1)
+        return read_document(self.kv, tokens, self.n_batch, self.decode)
 
     def decode_last(self, batch: Batch) -> npt.NDArray[np.float32]:
         """decode(batch), then a copy of the last output's logits, float32 (n_vocab,), as one step.

@@ -70,7 +70,7 @@ class ContextShift:
         end = self.n_keep + n_discard
         if not kv.can_shift:
             raise UnsupportedError("this model's K can't be rotated, so its context can't be shifted")
-        _require_room(kv, seq, end, freed=range(self.n_keep, end))
+        require_room(kv, seq, end, freed=range(self.n_keep, end))
         _require_windows(kv, seq, self.n_keep, end)
         kv.seq_rm(seq, self.n_keep, end)
         kv.seq_add(seq, end, -1, -n_discard)
@@ -104,7 +104,7 @@ def self_extend(kv: KVCache, seq: int, p0: int, p1: int, n_grp: int) -> int:
     n_grp = integer(n_grp, "n_grp", 1)
     p1 = min(p1, kv.seq_pos_max(seq) + 1)  # beyond is nothing, and p1 + lift might be too large
     if n_grp > 1 and p1 - p0 > 1:
-        _require_room(kv, seq, max(p0, 1))  # position 0 stays
+        require_room(kv, seq, max(p0, 1))  # position 0 stays
         # on a multiple of n_grp, dividing is counting: (p0 * n_grp + j) // n_grp = p0 + j // n_grp
         lift = p0 * (n_grp - 1)
         grouped = -(-(p1 - p0) // n_grp)
@@ -133,22 +133,23 @@ def make_room(kv: KVCache, seq: int, n_tokens: int, n_keep: int, shift: Callable
         shift()
 
 
-def _require_room(kv: KVCache, seq: int, first: int, freed: range = range(0)) -> None:
+def require_room(kv: KVCache, seq: int, first: int, freed: range = range(0), n_more: int = 0) -> None:
     """Raises CacheFullError when cells are going to move and there are too few empty cells for their copies.
 
     Called before the first of several steps, so that none fails half way. The sequence's cells from position
     `first` on will move. Each of them that another sequence sees or a hold keeps needs an empty cell. The
     sequence's cells at the positions `freed` are removed before, and count as empty where it alone has them.
+    n_more: cells that are needed besides.
     """
     n_copies = kv.seq_count(seq, first, -1).n_shared
-    if n_copies == 0:
+    if n_copies + n_more == 0:
         return
     n_empty = kv.n_free + _own(kv, seq, freed.start, freed.stop)
-    if n_copies > n_empty:
+    if n_copies + n_more > n_empty:
         raise CacheFullError(
-            f"{n_copies} cells of sequence {seq} are shared and would move: they need copies, and there is "
-            f"room for {n_empty}. Remove other sequences (kv.seq_rm, kv.seq_keep), release holds, "
-            "or use a larger n_ctx"
+            f"{n_copies} cells of sequence {seq} are shared and would move, which takes copies, and {n_more} "
+            f"tokens are decoded besides: there is room for {n_empty}. Remove other sequences "
+            "(kv.seq_rm, kv.seq_keep), release holds, or use a larger n_ctx"
         )
 
 

@@ -79,6 +79,7 @@ class TokenSequence(NotCopied):
         self._tokens = DecodedTokens()
         self._coming = array("i")  # what is being decoded; it may be there when Ctrl-C comes right after it
         self._batch = Batch()
+        self._is_torn = False  # a call that rearranges tokens was interrupted
         keeps_all = _keep_all(ctx)
         self._goes_back_anywhere = all(keeps_all)
         self._can_be_full = any(keeps_all)
@@ -174,13 +175,16 @@ class TokenSequence(NotCopied):
         if self._earlier is not None:
             self._earlier.clear()  # cells that it holds would be copied, not moved
         before = self._tokens.copy()
+        self._is_torn = True
         self._tokens.cut(begin)
         try:
             result = work()
         except (UnsupportedError, CacheFullError):
             self._tokens = before
+            self._is_torn = False
             raise
         self._tokens = left
+        self._is_torn = False
         return result
 
     def record(self, ids: Integers, positions: Positions | None = None) -> None:
@@ -206,6 +210,9 @@ class TokenSequence(NotCopied):
 
     def _recover(self) -> None:
         """Finds out whether what was being decoded when a call was interrupted is there."""
+        if self._is_torn:  # positions behind the tokens that are known are anybody's guess
+            self._go_back(len(self))
+            self._is_torn = False
         n_coming = len(self._coming)
         self._tokens.n_decoded = len(self)  # Ctrl-C may have come between a change of one and of the other
         if n_coming and self._ctx.kv.seq_pos_max(self._seq) + 1 == self._tokens.next_position + n_coming:

@@ -38,6 +38,14 @@ class Positions:
         distance = self.of(end) - self.of(begin)
         return Positions([*self.head[:begin], *(position - distance for position in self.head[end:])])
 
+    def replaced(self, begin: int, end: int, n: int) -> Positions:
+        """Those of the text with n tokens in place of [begin, end), both the first on their positions."""
+        first = self.of(begin)
+        further = first + n - self.of(end)
+        before = [self.of(number) for number in range(begin)]
+        behind = [position + further for position in self.head[end:]]
+        return Positions([*before, *range(first, first + n), *behind])
+
     def grouped(self, begin: int, end: int, n_grp: int) -> Positions:
         """Those after self_extend on the tokens [begin, end), none of which shares its position yet."""
         p0 = self.of(begin)
@@ -120,6 +128,19 @@ class DecodedTokens(Tokens):
         """Every n_grp neighbours of [begin, end) share a position; none of these tokens did before."""
         self.positions = self.positions.grouped(begin, end, n_grp)
         self.n_true = min(self.n_true, begin)
+
+    def replace(self, begin: int, end: int, ids: Iterable[int]) -> None:
+        """These come in place of the tokens [begin, end), each on its own position, and are not exact."""
+        new = array("i", ids)
+        self.positions = self.positions.replaced(begin, end, len(new))
+        self.ids[begin:end] = new
+        self.n_decoded = len(self.ids)
+        self.n_true = min(self.n_true, begin)
+
+    def repaired(self, number: int) -> None:
+        """The token was decoded again, behind those that come before it now."""
+        if number == self.n_true:
+            self.n_true = number + 1 if number + 1 < self.n_decoded else INT32_MAX
 
     def copy(self) -> DecodedTokens:
         """Tokens that don't change with these."""
