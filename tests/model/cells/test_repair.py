@@ -301,6 +301,28 @@ def prepare(ctx: kvg.Context) -> None:
     ctx.kv.update()
 
 
+def test_cells_that_wait(holder: Callable[[tuple[str, str]], kvg.Model]) -> None:
+    """Their K isn't rotated, attention rotates the queries: they wait again when nothing comes of it."""
+    options = OPTIONS | {"type_k": "q8_0", "type_v": "q8_0", "n_batch": 200}
+    text = random_ids(200, N_VOCAB, 5)
+    with open_context(holder(("q8_0", "q8_0")), **options) as ctx:
+        decode(ctx, run_of(text))
+        ctx.kv.seq_rm(0, 10, 20)
+        ctx.kv.seq_add(0, 20, -1, -10)
+        ctx.kv.update()
+        before, held = all_cells(ctx), contents(ctx.kv, 0)
+        assert not where.is_cpu() or before[0].shift.any()
+        set_fault("compute", 0)
+        with fault("compute"), pytest.raises(kvg.DeviceError):
+            repair(ctx, run_of(text[20:30], 10))
+        assert unchanged(ctx, before)
+        assert contents(ctx.kv, 0) == held
+        repaired = repair(ctx, run_of(text[20:30], 10))
+        ctx.reset()
+        decode(ctx, run_of(text[:10]))
+        assert nmse(decode(ctx, run_of(text[20:30], 10)), repaired) <= 1e-6
+
+
 def test_undone(mixed: kvg.Model) -> None:
     """What a Ctrl-C does that comes when the call is over."""
     with open_context(mixed, **OPTIONS) as ctx:
