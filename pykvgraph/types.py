@@ -34,6 +34,8 @@ class ModelInfo:
     n_params: int
     weight_bytes: int
     encodes: bool
+    n_classes: int = 0
+    classifies_by_mean: bool = False
     kept_on_cpu: tuple[str, ...] = ()
 
 

@@ -173,6 +173,8 @@ typedef struct kvg_model_info {
     int64_t layer_end;
     int32_t
         encodes; /* 1: an encoder: a text is decoded in one call, nothing of it stays in the cache, and there are no logits */
+    int64_t n_classes;          /* scores that a text gets by kvg_classify; 0: the model has no classifier */
+    int32_t classifies_by_mean; /* 1: by the mean of a text's states; 0: by one, an encoder's first, another's last */
     const char * kept_on_cpu; /* why the CPU multiplies matrices of layers on another device: a line for each; NULL for none */
 } kvg_model_info;
 
@@ -399,6 +401,10 @@ KVG_API kvg_status kvg_decode(kvg_context * context, const kvg_batch * batch, kv
 
 /* Decodes one token at the end of a sequence, at its last position + 1, as an output. Otherwise as kvg_decode. */
 KVG_API kvg_status kvg_append(kvg_context * context, int64_t seq, int64_t token, kvg_output * output);
+
+/* The scores of n texts by the model's classifier. states: what each text's states were pooled into, (n, n_embd); scores:
+   (n, n_classes). KVG_UNSUPPORTED for a model without classifier. */
+KVG_API kvg_status kvg_classify(kvg_context * context, const float * states, int64_t n, float * scores);
 
 /* Removes the tokens of the last kvg_decode or kvg_append from the cache: each sequence of the batch loses its positions from its first one
    in the batch on, or, after a repair, the batch's tokens alone, and has again what they replaced. Does nothing when that call failed, or

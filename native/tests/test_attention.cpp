@@ -68,7 +68,7 @@ std::vector<float> by(attention_kind kind, const attention_problem & p) {
     const cell_span span = {0, p.s.n_kv};
     attend_workspace workspace({layer}, p.s.n_kv, GGML_DEFAULT_N_THREADS);
     attend_op op(layer, span, workspace);
-    return on_cpu(p).run({kind, kind == attention_kind::attend ? &op : nullptr, layer.scale, layer.soft_cap});
+    return on_cpu(p).run({kind, kind == attention_kind::attend ? &op : nullptr, layer.scale, layer.soft_cap, layer.max_bias});
 }
 
 // All that can: ggml's flash attention rounds queries to K's type, and in F16 what it adds up.

@@ -351,6 +351,8 @@ class KvgModelInfo(Structure):
         ("layer_begin", c_int64),
         ("layer_end", c_int64),
         ("encodes", c_int32),
+        ("n_classes", c_int64),
+        ("classifies_by_mean", c_int32),
         ("kept_on_cpu", c_char_p),
     )
 
@@ -509,6 +511,7 @@ STATUS_FUNCTIONS = (
     "kvg_plan_get_part",
     "kvg_decode",
     "kvg_append",
+    "kvg_classify",
     "kvg_undo_decode",
     "kvg_take_spans",
     "kvg_kv_get_info",
@@ -674,6 +677,8 @@ def declare(lib: CDLL) -> None:
     lib.kvg_decode.restype = c_int32
     lib.kvg_append.argtypes = [c_void_p, c_int64, c_int64, POINTER(KvgOutput)]
     lib.kvg_append.restype = c_int32
+    lib.kvg_classify.argtypes = [c_void_p, POINTER(c_float), c_int64, POINTER(c_float)]
+    lib.kvg_classify.restype = c_int32
     lib.kvg_undo_decode.argtypes = [c_void_p]
     lib.kvg_undo_decode.restype = c_int32
     lib.kvg_take_spans.argtypes = [c_void_p, POINTER(KvgSpan), c_int64, POINTER(c_int64)]

@@ -21,7 +21,7 @@ from pykvgraph.cli.verb import examples, version_option
 
 _NAMES = (
     *("batch", "bench", "cache", "cells", "chat", "cluster", "generate"),
-    *("info", "inspect", "passkey", "perplexity", "plan", "quality", "serve"),
+    *("info", "inspect", "passkey", "perplexity", "plan", "quality", "rerank", "serve"),
 )
 
 

@@ -103,6 +103,8 @@ _TAKEN = {
         --spm-infill
         -a --alias NAMES $LLAMA_ARG_ALIAS
         --tags NAMES $LLAMA_ARG_TAGS
+        --pooling TYPE $LLAMA_ARG_POOLING
+        --rerank --reranking $LLAMA_ARG_RERANKING
         --embd-normalize N
         --port N $LLAMA_ARG_PORT
         --reuse-port $LLAMA_ARG_REUSE_PORT
@@ -148,7 +150,6 @@ _TAKEN = {
     "0 unless it is given: free memory is cells already": "-cram --cache-ram N $LLAMA_ARG_CACHE_RAM",
     "it works by itself, without --samplers": "--adaptive-target N",
     "scales are 0, as llama-server's README says; the program applies them": "--lora-init-without-apply",
-    "without rank": "--pooling TYPE $LLAMA_ARG_POOLING",
     "auto and -1 are 4": "-np --parallel N $LLAMA_ARG_N_PARALLEL",
     "no UNIX socket": "--host HOST $LLAMA_ARG_HOST",
     "everything else is served, too": "--embedding --embeddings $LLAMA_ARG_EMBEDDINGS",
@@ -378,7 +379,6 @@ _REFUSED = {
         --mcp-servers-json JSON $LLAMA_ARG_MCP_SERVERS_JSON
         -ag --agent $LLAMA_ARG_AGENT
     """,
-    "rerankers are not served": "--rerank --reranking $LLAMA_ARG_RERANKING",
     "a server has one model: name it with -m, -hf or -mu": """
         --models-dir FOLDER $LLAMA_ARG_MODELS_DIR
         --models-preset FILE $LLAMA_ARG_MODELS_PRESET

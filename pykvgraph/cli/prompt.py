@@ -49,7 +49,7 @@ def prompt_options(command: _Command) -> _Command:
         if prompt and prompt_file:
             raise click.UsageError("-p and -f both give the prompt: leave one out")
         source = click.open_file("-", encoding="utf-8") if prompt == "-" else prompt_file
-        text = prompt if source is None else _read(source)
+        text = prompt if source is None else read_text(source)
         command(prompt=unescaped(text) if escape else text, **others)
 
     for add in reversed(_OPTIONS):
@@ -63,7 +63,7 @@ def text_option(help_text: str, **settings: Any) -> Callable[[_Command], _Comman
     def add(command: _Command) -> _Command:
         @functools.wraps(command)
         def run(*, text_file: IO[str] | None, **others: Any) -> None:
-            command(text=None if text_file is None else _read(text_file), **others)
+            command(text=None if text_file is None else read_text(text_file), **others)
 
         return option(
             "-f",
@@ -78,7 +78,8 @@ def text_option(help_text: str, **settings: Any) -> Callable[[_Command], _Comman
     return add
 
 
-def _read(source: IO[str]) -> str:
+def read_text(source: IO[str]) -> str:
+    """All of it, without the newline at its end. A usage error for what is not text in UTF-8."""
     try:
         return source.read().removesuffix("\n")
     except UnicodeDecodeError as error:

@@ -191,7 +191,7 @@ def _settings(model: str, hosts: tuple[str, ...], given: dict[str, Any]) -> Sett
         n_keep=given["keep"],
         spec_type=_spec_type(given),
         embeddings=given["embeddings"],
-        pooling=given["pooling"] or "",
+        pooling=_pooling(given),
         embd_normalize=given["embd_normalize"],
         chat_template=template or "",
         jinja=given["jinja"],
@@ -214,6 +214,15 @@ def _settings(model: str, hosts: tuple[str, ...], given: dict[str, Any]) -> Sett
         max_prompts=given["max_prompts"],
         ping_seconds=max(given["sse_ping_interval"], 0),
     )
+
+
+def _pooling(given: dict[str, Any]) -> str:
+    pooling = given["pooling"] or ""
+    if given["reranking"] and pooling not in ("", "rank"):
+        raise click.UsageError(
+            f"--reranking scores texts, and --pooling {pooling} embeds them: leave one out"
+        )
+    return "rank" if given["reranking"] else pooling
 
 
 def _template_variables(given: dict[str, Any]) -> dict[str, Any]:

@@ -232,8 +232,10 @@ _OF_WIRE: list[Adder] = [
     option(
         "--pooling",
         type=click.Choice(POOLING_NAMES),
-        help="Which hidden states are an embedding; without it, what the file says.",
+        help="Which hidden states are an embedding; rank: scores of a reranker. Without it, what the file "
+        "says.",
     ),
+    option("--rerank", "--reranking", "reranking", is_flag=True, help="Serve /v1/rerank: as --pooling rank."),
     option(
         "--embd-normalize",
         type=click.IntRange(-1, 1000),

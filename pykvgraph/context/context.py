@@ -303,6 +303,23 @@ class Context(Closable):
         """
         return self._handle.call(lambda _: self._rows(self._outputs.embd).copy())
 
+    def classify(self, vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Scores of texts by the model's classifier, float32 (n, n_classes).
+
+        vectors: what the hidden states of each text were pooled into, (n, n_embd); which pooling it is,
+        context.ranking.pooling_of_classes() says. Raises InvalidArgumentError for another shape, and
+        UnsupportedError for a model without classifier.
+        """
+        rows = np.ascontiguousarray(vectors, np.float32)
+        if rows.ndim != 2 or rows.shape[1] != self.model.n_embd:
+            raise InvalidArgumentError(
+                f"vectors must be an array (n, {self.model.n_embd}), got one of shape {rows.shape}"
+            )
+        scores = np.empty((len(rows), self.model.n_classes), np.float32)
+        n, floats = len(rows), ctypes.c_float
+        self._handle.call(lib().kvg_classify, _address(rows, floats), n, _address(scores, floats))
+        return scores
+
     @property
     def devices(self) -> tuple[DevicePart, ...]:
         """The memory that this context and its model use on each device, and what runs there; the CPU last.

@@ -12,16 +12,26 @@ from pykvgraph.errors import UnsupportedError
 
 Pooling = Literal["none", "mean", "first", "last"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)  # in the order of llama.cpp's numbers, which files have
+RANK = len(POOLINGS)  # the number of rerankers: scores in place of vectors
 
 
 def pooling_of(wanted: int, metadata: Mapping[str, str]) -> Pooling:
     """The pooling with llama.cpp's number `wanted`, below 0 the file's own. UnsupportedError for another."""
-    arch = metadata.get("general.architecture", "")
-    number = wanted if wanted >= 0 else int(metadata.get(f"{arch}.pooling_type", 0))
+    number = number_of(wanted, metadata)
+    if number == RANK:
+        raise UnsupportedError(
+            "pooling_type: 4 is a reranker's, which scores texts and embeds none: use rank(), or another one"
+        )
     if number not in range(len(POOLINGS)):
         names = ", ".join(f"{i} ({name})" for i, name in enumerate(POOLINGS))
         raise UnsupportedError(f"pooling_type: {number} is not supported; there are {names}")
     return POOLINGS[number]
+
+
+def number_of(wanted: int, metadata: Mapping[str, str]) -> int:
+    """llama.cpp's number of a pooling: `wanted`, below 0 the file's own."""
+    arch = metadata.get("general.architecture", "")
+    return wanted if wanted >= 0 else int(metadata.get(f"{arch}.pooling_type", 0))
 
 
 def pooled(states: npt.NDArray[np.float32], pooling: Pooling) -> npt.NDArray[np.float32]:

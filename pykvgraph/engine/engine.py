@@ -14,7 +14,7 @@ import numpy as np
 from pykvgraph.checks import Integers, flag, integer, integers, real, shown, text_bytes
 from pykvgraph.context.context import Context
 from pykvgraph.context.pooling import Pooling
-from pykvgraph.engine import embedding
+from pykvgraph.engine import embedding, ranking
 from pykvgraph.engine.beam_sequence import BeamSequence
 from pykvgraph.engine.commands import Park, Submit
 from pykvgraph.engine.context_window import Window
@@ -370,6 +370,29 @@ class Engine(NotCopied):
         texts = [array("i", self._ids_of(prompt).tobytes()) for prompt in given]
         active, _ = self._under(adapters, b"")
         return embedding.embed_all(self._loop, texts, pooling, active, is_wanted)
+
+    def rank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        adapters: Iterable[tuple[Adapter, float]] | None = None,
+    ) -> list[float]:
+        """How well each document answers the query, as the model's classifier says: greater is better.
+
+        adapters: as in submit(). Each document is read with the query as embed() reads a text. Raises
+        UnsupportedError for a model that is no reranker, and what embed() raises.
+        """
+        return self._rank_all(ranking.pairs_of(self.model, query, documents), adapters, lambda: True)
+
+    def _rank_all(
+        self,
+        prompts: Sequence[Integers],
+        adapters: Iterable[tuple[Adapter, float]] | None,
+        is_wanted: Callable[[], bool],
+    ) -> list[float]:
+        """Of prompts as pair_tokens() makes them. is_wanted: as in embedding.embed_all()."""
+        texts = [array("i", self._ids_of(prompt).tobytes()) for prompt in prompts]
+        return ranking.rank_all(self._loop, texts, self._under(adapters, b"")[0], is_wanted)
 
     def step(self) -> bool:
         """One step, for an engine without background; returns whether there is more to do.

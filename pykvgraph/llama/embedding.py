@@ -1,4 +1,4 @@
-"""embed: hidden states of texts, several at a time, each pooled or for every token."""
+"""embed and rank: hidden states of texts, several at a time, each pooled or for every token, or scored."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from pykvgraph.context.pooling import Pooling, pooled
 from pykvgraph.context.prompt_batches import groups_of, states_of
+from pykvgraph.context.ranking import pair_tokens, pooling_of_classes
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.llama.session import LlamaSession
 from pykvgraph.model.model import Model
@@ -26,7 +27,7 @@ def embed(
     session: LlamaSession, texts: list[str], pooling: Pooling, normalize: bool, truncate: bool
 ) -> tuple[list[Any], int]:
     """The embeddings of texts, and the number of their tokens. The session's text is forgotten."""
-    ctx, kept, most = session.context, [], session.n_batch
+    kept, most = [], session.n_batch
     if session.model.encodes:
         most = min(most, session.model.n_ctx_train)
     for text in texts:
@@ -38,14 +39,31 @@ def embed(
             )
         kept.append(tokens[:most])
     found = []
-    for group in groups_of(kept, session.n_batch, ctx.n_seq_max):
+    rows: npt.NDArray[np.floating[Any]]
+    for rows in _vectors(session, kept, pooling):
+        if normalize:
+            lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
+            rows = rows / np.where(lengths == 0, 1, lengths)
+        found.append(rows.tolist())
+    return found, sum(map(len, kept))
+
+
+def rank(session: LlamaSession, query: str, documents: list[str]) -> list[float]:
+    """The score of each document. The session's text is forgotten."""
+    prompts = [pair_tokens(session.model, query, each) for each in documents]
+    vectors = _vectors(session, prompts, pooling_of_classes(session.model))
+    scores = session.context.classify(np.stack(vectors)) if vectors else np.empty((0, 1))
+    return [float(score) for score in scores[:, 0]]
+
+
+def _vectors(
+    session: LlamaSession, texts: list[list[int]], pooling: Pooling
+) -> list[npt.NDArray[np.float32]]:
+    ctx, found = session.context, []
+    for group in groups_of(texts, session.n_batch, ctx.n_seq_max):
         session.kv.clear()
-        for states in states_of(ctx, group, "last" if pooling == "last" else "all"):
-            rows: npt.NDArray[np.floating[Any]] = pooled(states, pooling)
-            if normalize:
-                lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
-                rows = rows / np.where(lengths == 0, 1, lengths)
-            found.append(rows.tolist())
+        states = states_of(ctx, group, "last" if pooling == "last" else "all")
+        found += [pooled(rows, pooling) for rows in states]
     session.kv.clear()
     session.reset()
-    return found, sum(map(len, kept))
+    return found

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pykvgraph._native.fork import importing, renew_cached_properties_in_child
 from pykvgraph.context.context import Context
-from pykvgraph.context.pooling import POOLINGS, pooling_of
+from pykvgraph.context.pooling import POOLINGS, RANK, number_of, pooling_of
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.llama import arguments, chat, completion, embedding
 from pykvgraph.llama.request import CompletionRequest
@@ -142,8 +142,12 @@ class Llama(LlamaSession):
         self._begin(context, model.n_vocab)
 
     def pooling_type(self) -> int:
-        """How embed() makes one vector of a text. 0: it doesn't; 1: the mean, 2: the first, 3: the last."""
-        return POOLINGS.index(pooling_of(self._pooling_type, self.metadata))
+        """How embed() makes one vector of a text. 0: it doesn't; 1: the mean, 2: the first, 3: the last.
+
+        4: rank() scores texts, and embed() raises UnsupportedError.
+        """
+        number = number_of(self._pooling_type, self.metadata)
+        return RANK if number == RANK else POOLINGS.index(pooling_of(number, self.metadata))
 
     # Completions
 
@@ -302,6 +306,17 @@ class Llama(LlamaSession):
             "model": self.model_path if model is None else model,
             "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
         }
+
+    def rank(self, query: str, documents: list[str]) -> list[float]:
+        """How well each document answers the query, as a reranker's classifier says: greater is better.
+
+        Documents are decoded together, as embed() does it. Forgets the text. Raises RuntimeError without
+        embedding=True, UnsupportedError for a model that is no reranker, and InvalidArgumentError for a
+        document that is longer with the query than n_batch.
+        """
+        if not self._embedding:
+            raise RuntimeError("rank: open the Llama with embedding=True")
+        return embedding.rank(self, query, list(documents))
 
     # Its life
 

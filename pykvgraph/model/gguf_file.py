@@ -181,7 +181,8 @@ def read_model_info(pointer: int, function: Any) -> ModelInfo:
     del values["layer_begin"], values["layer_end"]  # read_stage
     texts = {"arch": _text(info.arch), "device": _text(info.device)}
     kept = tuple(_text(info.kept_on_cpu).splitlines()) if info.kept_on_cpu else ()
-    return ModelInfo(**{**values, **texts, "encodes": bool(info.encodes), "kept_on_cpu": kept})
+    flags = {name: bool(getattr(info, name)) for name in ("encodes", "classifies_by_mean")}
+    return ModelInfo(**{**values, **texts, **flags, "kept_on_cpu": kept})
 
 
 def read_stage(model: int) -> range:

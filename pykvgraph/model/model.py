@@ -57,10 +57,11 @@ class Model(Closable):
     LayerSpec for each layer. n_vocab: number of logits per token, which can be more than the tokenizer has
     tokens. n_ctx_train: number of positions that the model was trained for. n_params: number of weights that
     are here. weight_bytes: their size in bytes. encodes: whether it is an encoder (BERT): it gives hidden
-    states and no logits, a text is decoded by one call, and the cache keeps nothing of it. has_tokenizer:
-    whether the file says how text becomes tokens; without, token ids are decoded all the same. kept_on_cpu: a
-    sentence for each matrix that the CPU multiplies since the device of its layer can't. All attributes stay
-    readable after the model is closed.
+    states and no logits, a text is decoded by one call, and the cache keeps nothing of it. n_classes: scores
+    that its classifier gives a text; 0: it is no reranker. classifies_by_mean: whether the classifier sees the
+    mean of a text's states, not one of them. has_tokenizer: whether the file says how text becomes tokens;
+    without, token ids are decoded all the same. kept_on_cpu: a sentence for each matrix that the CPU
+    multiplies since the device of its layer can't. All attributes stay readable after the model is closed.
 
     A context goes on working when its model is closed; the weights are freed with the last context.
 
@@ -108,6 +109,8 @@ class Model(Closable):
         self.n_params = info.n_params
         self.weight_bytes = info.weight_bytes
         self.encodes = info.encodes
+        self.n_classes = info.n_classes
+        self.classifies_by_mean = info.classifies_by_mean
         self.kept_on_cpu = info.kept_on_cpu
         for reason in self.kept_on_cpu:
             _log.warning("%s; the CPU does", reason)

@@ -202,6 +202,21 @@ class Tokenizer(NotCopied):
             return _on_large_stack(needed, self._encode, data, add_special, parse_special, wanted)
         return self._encode(data, add_special, parse_special, wanted)
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Token ids of two texts that are read as one, such as a question and what may answer it.
+
+        Between them and around them are the tokens that the model wants: BOS first EOS SEP second EOS. Raises
+        what encode() raises.
+        """
+        llama, eos, sep = self._llama, self.eos, self._special("sep")
+        ends = self._ask(llama.llama_vocab_get_add_eos)
+        parts = self._ask(llama.llama_vocab_get_add_sep)
+        begin = [self.bos] if self._ask(llama.llama_vocab_get_add_bos) else []
+        end = [sep if eos is None else eos] if ends else []
+        between = [*end, *([sep] if parts else [])]
+        tokens = [*begin, *self.encode(first, False), *between, *self.encode(second, False), *end]
+        return [token for token in tokens if token is not None]
+
     def least_tokens(self, text: str) -> int:
         """Tokens that a text has at least, by its length; found without encoding it. 0 where nobody knows.
 

@@ -14,7 +14,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pykvgraph.openai.errors import as_wire, error_body, not_found
 from pykvgraph.openai.wire_json import loads
-from pykvgraph.server.endpoints import about, adapters, answers, cells, chats, embeddings, slot_files, tokens
+from pykvgraph.server.endpoints import (
+    about,
+    adapters,
+    answers,
+    cells,
+    chats,
+    embeddings,
+    rerank,
+    slot_files,
+    tokens,
+)
 from pykvgraph.server.http import page_files
 from pykvgraph.server.http.asker import NAME_HEADER, SAID_FIELD, SAID_HEADER
 from pykvgraph.server.http.cors import Cors
@@ -70,6 +80,10 @@ WITH_BODY: dict[str, Answerer] = {
     "/embedding": embeddings.embeddings,
     "/embeddings": embeddings.embeddings,
     "/v1/embeddings": embeddings.openai_embeddings,
+    "/rerank": rerank.rerank,
+    "/reranking": rerank.rerank,
+    "/v1/rerank": rerank.rerank,
+    "/v1/reranking": rerank.rerank,
     "/chat/completions": chats.chat_completion,
     "/v1/chat/completions": chats.chat_completion,
     "/chat/completions/input_tokens": chats.count_chat,

@@ -8,7 +8,7 @@ from typing import Any
 
 SPEC_TYPES = ("none", "draft-simple", "ngram-simple")  # of llama-server's those that there are here
 REASONING_FORMATS = ("auto", "none", "deepseek", "deepseek-legacy")
-POOLING_NAMES = ("none", "mean", "cls", "last")  # in llama.cpp's order, by which files name them
+POOLING_NAMES = ("none", "mean", "cls", "last", "rank")  # in llama.cpp's order, by which files name them
 
 
 @dataclass(frozen=True)

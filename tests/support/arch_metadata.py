@@ -8,6 +8,7 @@ from support.arch_spec import (
     BERTS,
     BY_KV_HEADS,
     DELTA_NETS,
+    ENCODERS,
     FIRST_DENSE,
     GRANITES,
     LATENTS,
@@ -71,9 +72,16 @@ def add_metadata(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
         writer.add_rope_dimension_sections(list(spec.sections))
     if spec.pooling >= 0:
         writer.add_pooling_type(gguf.PoolingType(spec.pooling))
-    if spec.arch in BERTS:
+    if spec.arch in ENCODERS:
         writer.add_causal_attention(False)
+    if spec.arch in BERTS:
         writer.add_token_type_count(2)
+    if spec.n_classes > 1:
+        writer.add_classifier_output_labels([f"class {i}" for i in range(spec.n_classes)])
+    if spec.class_pooling >= 0:
+        writer.add_uint32(f"{spec.arch}.classifier.pooling_type", spec.class_pooling)
+    if spec.activation:
+        writer.add_string(f"{spec.arch}.hidden_activation", spec.activation)
     if spec.n_dense:
         writer.add_dense_features_dims("dense_2", spec.n_embd, spec.n_dense)
         writer.add_dense_features_dims("dense_3", spec.n_dense, spec.n_embd)
@@ -84,6 +92,8 @@ def add_metadata(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
     elif spec.window:
         writer.add_sliding_window(spec.window)
         writer.add_sliding_window_pattern(spec.period)
+    if spec.arch == "modern-bert":
+        writer.add_rope_freq_base_swa(5000.0)
     add_scaling(writer, spec)
 
 

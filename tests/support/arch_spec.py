@@ -10,7 +10,8 @@ DELTA_NETS = ("qwen35", "qwen35moe", "qwen3next")
 HUNYUAN = ("hunyuan-dense", "hunyuan-moe")
 SHORT_CONV = ("lfm2", "lfm2moe")
 # encoders whose norms come behind sums
-BERTS = ("bert", "nomic-bert", "nomic-bert-moe")
+BERTS = ("bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3")
+ENCODERS = (*BERTS, "modern-bert", "eurobert", "neo-bert")
 # a layer without KV heads has a state
 BY_KV_HEADS = (*SHORT_CONV, "granitehybrid", "nemotron_h", "kimi-linear")
 
@@ -26,10 +27,12 @@ LAYER_NORMS = (
     "gptneox",
     "falcon",
     "gpt2",
+    "modern-bert",
     *BERTS,
 )
 NORM_BIASES = ("phi2", "phimoe", "stablelm", "starcoder2", "nemotron", "gptneox", "falcon", "gpt2")
-BIASES = ("phi2", "phimoe", "starcoder2", "gptneox", "gpt2", "bert")  # of all matrices
+# of all matrices
+BIASES = ("phi2", "phimoe", "starcoder2", "gptneox", "gpt2", "bert", "jina-bert-v2", "jina-bert-v3")
 POST_NORMS = ("gemma2", "gemma3", "gemma3n", "gemma4", "gemma-embedding", "olmo2", "exaone4", "glm4")
 NO_PRE_NORMS = ("olmo2", "exaone4", *BERTS)
 HEAD_NORMS = (
@@ -50,7 +53,7 @@ HEAD_NORMS = (
 WIDE_NORMS = ("olmo2", "olmoe", "minimax-m2")
 NO_FFN_NORM = ("nemotron_h", "falcon-h1", "mamba2", "command-r", "cohere2", "phi2", "falcon", *NO_PRE_NORMS)
 # gate and up are one matrix; there is no gate
-GATED_IN_ONE = ("phi3", "glm4")
+GATED_IN_ONE = ("phi3", "glm4", "modern-bert", "neo-bert")
 UNGATED = (
     "nemotron_h",
     "arcee",
@@ -63,8 +66,9 @@ UNGATED = (
     "apertus",
     "bert",
     "nomic-bert-moe",
+    "jina-bert-v3",
 )
-TIED = ("gemma", "gemma2", "command-r", "cohere2", "gemma-embedding", *BERTS)
+TIED = ("gemma", "gemma2", "command-r", "cohere2", "gemma-embedding", *ENCODERS)
 GRANITES = ("granite", "granitemoe", "granitehybrid")
 
 # the first layer has no experts
@@ -121,12 +125,17 @@ class ArchSpec:
     biases: bool = False
     parallel: bool = False  # the feed-forward sees what attention sees
     norms_by_head: bool = False
-    two_norms: bool = False  # falcon: one for attention, one for the feed-forward beside it
+    two_norms: bool = False  # falcon: one for attention, one for the feed-forward; jina-bert-v2: more norms
+    gates: str = "apart"  # jina-bert-v2: "apart", "in one" matrix with up, or "none"
+    activation: str = ""  # modern-bert's key
     temperature: float = 0.0  # of later queries
     yarn_gain: float = 0.0
     sections: tuple[int, ...] = ()  # of rope's pairs, in files that also see pictures
     pooling: int = -1  # of embeddings: llama.cpp's number
     n_dense: int = 0  # between the two matrices that pooled states go through
+    n_classes: int = 0  # of a reranker
+    class_hidden: bool = True  # whether its classifier has a matrix before the last
+    class_pooling: int = -1  # what the classifier sees: llama.cpp's number
     silent: tuple[int, ...] = ()  # layers whose attention adds nothing: later ones know no other token
     weights: WeightType = WeightType.F32
     expert_weights: WeightType | None = None

@@ -11,6 +11,7 @@ from support.arch_spec import (
     BIASES,
     CHOICE_BIAS,
     DELTA_NETS,
+    ENCODERS,
     GATED_IN_ONE,
     HEAD_NORMS,
     NO_FFN_NORM,
@@ -45,8 +46,9 @@ def random_tensors(spec: ArchSpec) -> Tensors:
             parts |= altup_layer(random)
         tensors |= {f"blk.{layer}.{name}": tensor for name, tensor in parts.items()}
     is_first = spec.arch in (*SHORT_CONV, *BERTS)
-    tensors["token_embd_norm.weight" if is_first else "output_norm.weight"] = random.norm(spec.n_embd)
-    tensors |= _frame_of_encoder(random)
+    last = "enc.output_norm.weight" if spec.arch == "neo-bert" else "output_norm.weight"
+    tensors["token_embd_norm.weight" if is_first else last] = random.norm(spec.n_embd)
+    tensors |= _frame_of_encoder(random) | _classifier(random)
     if spec.arch in NORM_BIASES:
         tensors["output_norm.bias"] = random.bias(spec.n_embd)
     if spec.arch in ("phi2", "phimoe"):
@@ -75,11 +77,32 @@ def _frame_of_encoder(random: Random) -> Tensors:
             "token_embd_norm.bias": random.bias(spec.n_embd),
             "token_types.weight": random.bias(2, spec.n_embd),
         }
+    if spec.arch == "modern-bert":
+        parts["token_embd_norm.weight"] = random.norm(spec.n_embd)
     if spec.n_dense:
         parts |= {
             "dense_2.weight": random.matrix(spec.n_dense, spec.n_embd),
             "dense_3.weight": random.matrix(spec.n_embd, spec.n_dense),
         }
+    return parts
+
+
+def _classifier(random: Random) -> Tensors:
+    """Of a reranker."""
+    spec, n = random.spec, random.spec.n_classes
+    if n == 0:
+        return {}
+    if spec.arch == "jina-bert-v2":
+        return {"cls.weight": random.matrix(n, spec.n_embd), "cls.bias": random.bias(n)}
+    parts: Tensors = {"cls.output.weight": random.matrix(n, spec.n_embd)}
+    if spec.arch != "qwen3":
+        parts["cls.output.bias"] = random.bias(n)
+    if spec.arch in ENCODERS and spec.class_hidden:
+        parts["cls.weight"] = random.matrix(spec.n_embd, spec.n_embd)
+        if spec.arch == "modern-bert":
+            parts["cls.norm.weight"] = random.norm(spec.n_embd)
+        else:
+            parts["cls.bias"] = random.bias(spec.n_embd)
     return parts
 
 
@@ -153,6 +176,10 @@ def _norms(random: Random, layer: int) -> Tensors:
         names = {"attn_output_norm": spec.n_embd, "layer_output_norm": spec.n_embd}
     if spec.two_norms:
         names["attn_norm_2"] = spec.n_embd
+    if spec.two_norms and spec.arch == "jina-bert-v2":
+        names |= {"attn_q_norm": spec.n_head * head_dim, "attn_k_norm": spec.n_head_kv * head_dim}
+    if spec.arch == "modern-bert" and layer == 0:
+        del names["attn_norm"]
     norms = {f"{name}.weight": random.norm(n) for name, n in names.items()}
     if spec.arch in (*NORM_BIASES, *BERTS):
         norms |= {f"{name}.bias": random.bias(n) for name, n in names.items()}
@@ -171,9 +198,11 @@ def _dense(random: Random) -> Tensors:
     rows = {"ffn_gate": spec.n_ff, "ffn_up": spec.n_ff}
     if spec.arch in (*GATED_IN_ONE, *UNGATED):
         rows = {"ffn_up": spec.n_ff * (2 if spec.arch in GATED_IN_ONE else 1)}
+    elif spec.gates != "apart":
+        rows = {"ffn_up": spec.n_ff * (2 if spec.gates == "in one" else 1)}
     parts = {f"{name}.weight": random.matrix(n, spec.n_embd) for name, n in rows.items()}
     if spec.arch in BIASES:
-        parts |= {"ffn_up.bias": random.bias(spec.n_ff), "ffn_down.bias": random.bias(spec.n_embd)}
+        parts |= {"ffn_up.bias": random.bias(rows["ffn_up"]), "ffn_down.bias": random.bias(spec.n_embd)}
     return parts | {"ffn_down.weight": random.matrix(spec.n_embd, spec.n_ff)}
 
 

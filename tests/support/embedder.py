@@ -15,7 +15,7 @@ from pykvgraph.bench.libllama import LibllamaModel
 from pykvgraph.errors import DeviceError
 
 Vector = npt.NDArray[np.float32]
-UNSPECIFIED = -1
+UNSPECIFIED, RANK = -1, 4
 
 
 def vectors_by_libllama(
@@ -23,6 +23,7 @@ def vectors_by_libllama(
 ) -> list[Vector]:
     """Of each text (n_embd,), or without pooling (n_tokens, n_embd), all decoded by one call on one thread.
 
+    Of a reranker, of each text the scores of its classes.
     pooling: llama.cpp's number; the file's own unless given.
     """
     with contextlib.ExitStack() as stack:
@@ -49,8 +50,10 @@ def vectors_by_libllama(
             batch.seq_id[i][0], batch.logits[i] = seq, 1
         if ll.llama_decode(context, batch) != 0:
             raise DeviceError(f"libllama could not decode {n_tokens} tokens")
-        n_embd = ll.llama_model_n_embd(model.pointer)
-        if ll.llama_pooling_type(context) != 0:
+        pooled_by = ll.llama_pooling_type(context)
+        is_rank = pooled_by == RANK
+        n_embd = ll.llama_model_n_cls_out(model.pointer) if is_rank else ll.llama_model_n_embd(model.pointer)
+        if pooled_by != 0:
             found = [ll.llama_get_embeddings_seq(context, seq) for seq in range(len(texts))]
             return [np.array(as_array(each, (n_embd,))) for each in found]
         states = np.stack(

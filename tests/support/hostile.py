@@ -126,6 +126,8 @@ ARCHITECTURES = {
     "bailingmoe2": ArchSpec("bailingmoe2", 2, 32, 2, 1, 16, 32, n_expert=8, n_group=4, n_ff_shared=32),
     "bert": ArchSpec("bert", 2, 32, 2, 2, 16, 32, n_ctx_train=64),
     "nomic-bert-moe": ArchSpec("nomic-bert-moe", 2, 32, 2, 2, 16, 32, n_expert=4, fused=True),
+    "jina-bert-v2": ArchSpec("jina-bert-v2", 2, 32, 2, 2, 16, 32, gates="in one", n_classes=1),
+    "modern-bert": ArchSpec("modern-bert", 3, 32, 2, 2, 16, 32, window=8, period=3, fused=True, n_classes=2),
     "gemma-embedding": ArchSpec("gemma-embedding", 3, 32, 2, 1, 16, 32, window=8, n_dense=24),
     "qwen35moe": ArchSpec("qwen35moe", 2, 32, 2, 1, 16, 32, n_expert=4, n_ff_shared=16, state_heads=2),
     "lfm2": ArchSpec("lfm2", 3, 32, 2, 1, 16, 32, window=8, state_heads=1, n_taps=3),

@@ -1,6 +1,7 @@
 // Contexts, plans of what they would take, and decode.
 #include "api/handles.h"
 #include "api/model.h"
+#include "runtime/bounded.h"
 
 using namespace kvg;
 
@@ -89,6 +90,13 @@ kvg_status kvg_decode(kvg_context * context, const kvg_batch * batch, kvg_output
 
 kvg_status kvg_append(kvg_context * context, int64_t seq, int64_t token, kvg_output * output) {
     return with_output(context, output, [&](step & step, const kvg_output * out) { return step.append(seq, token, out); });
+}
+
+kvg_status kvg_classify(kvg_context * context, const float * states, int64_t n, float * scores) {
+    return on_context(context, [&](class context & c) {
+        const auto n_texts = static_cast<uint32_t>(bounded("n", n, 0, INT32_MAX));
+        c.classify(&need(states, "states"), n_texts, &need(scores, "scores"));
+    });
 }
 
 kvg_status kvg_take_spans(kvg_context * context, kvg_span * out, int64_t n, int64_t * n_taken) {

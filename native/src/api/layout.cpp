@@ -200,6 +200,8 @@ static std::string struct_layout() {
     FIELD(kvg_model_info, layer_begin, ",");
     FIELD(kvg_model_info, layer_end, ",");
     FIELD(kvg_model_info, encodes, ",");
+    FIELD(kvg_model_info, n_classes, ",");
+    FIELD(kvg_model_info, classifies_by_mean, ",");
     FIELD(kvg_model_info, kept_on_cpu, ";");
     STRUCT(kvg_override);
     FIELD(kvg_override, struct_size, ",");

@@ -24,6 +24,8 @@ void kvg::fill_info(kvg_model_info & out, const hparams & h, const tensor_totals
     out.layer_begin = h.here.begin;
     out.layer_end = h.here.end;
     out.encodes = h.encodes;
+    out.n_classes = h.classifier.n_classes;
+    out.classifies_by_mean = h.classifier.of_mean;
 }
 
 void kvg::fill_layer(kvg_layer_info & out, const hparams & h, int64_t layer) {

@@ -15,7 +15,7 @@ struct attention_inputs {
 };
 
 static ggml_tensor * flash(ggml_context * ctx, const layer_attention & how, const attention_inputs & in) {
-    ggml_tensor * out = ggml_flash_attn_ext(ctx, in.q, in.k, in.v, in.mask, how.scale, /*max_bias*/ 0.0f, how.soft_cap);
+    ggml_tensor * out = ggml_flash_attn_ext(ctx, in.q, in.k, in.v, in.mask, how.scale, how.max_bias, how.soft_cap);
     ggml_flash_attn_ext_add_sinks(out, in.sinks);
     ggml_prec_set_acc(out, GGML_PREC_F32);
     return out; // (head_dim_v, n_head, n_tokens)
@@ -28,7 +28,7 @@ static ggml_tensor * soften(ggml_context * ctx, const layer_attention & how, ggm
         scores = ggml_tanh(ctx, ggml_scale(ctx, scores, how.scale / how.soft_cap));
         scale = how.soft_cap;
     }
-    scores = ggml_soft_max_ext(ctx, scores, in.mask, scale, /*max_bias*/ 0.0f);
+    scores = ggml_soft_max_ext(ctx, scores, in.mask, scale, how.max_bias);
     ggml_soft_max_add_sinks(scores, in.sinks);
     return scores;
 }
@@ -77,7 +77,7 @@ struct dummies {
 
     dummies(const layer_spec & layer, const cache_types & types)
         : ctx(new_ggml_context(64 * ggml_tensor_overhead() + ggml_graph_overhead())),
-          how{attention_kind::plain, nullptr, layer.scale, layer.soft_cap} {
+          how{attention_kind::plain, nullptr, layer.scale, layer.soft_cap, layer.max_bias} {
         const int64_t n_kv = MAX_SPAN_ALIGN;
         in.q = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, layer.head_dim_k, 1, layer.n_head);
         in.k = ggml_new_tensor_3d(ctx.get(), types.k, layer.head_dim_k, n_kv, layer.n_head_kv);

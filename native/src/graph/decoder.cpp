@@ -21,7 +21,7 @@ static attention_kind choose(int32_t wanted, ggml_backend_dev_t device, const la
         }
         return attention_kind::flash;
     }
-    if (is_cpu(device)) {
+    if (is_cpu(device) && layer.max_bias == 0.0f) {
         return attention_kind::attend;
     }
     // a remote device can't be asked, and would end its server; every backend has what the plain one is made of
@@ -95,7 +95,7 @@ void decoder::choose_attentions(int32_t flash_attn, int max_threads) {
     const std::vector<layer_spec> & layers = model_.hparams().layers;
     for (uint32_t il = 0; il < layers.size(); ++il) {
         if (!layers[il].attends()) {
-            attentions_.push_back({attention_kind::none, nullptr, 0.0f, 0.0f});
+            attentions_.push_back({attention_kind::none, nullptr, 0.0f, 0.0f, 0.0f});
             continue;
         }
         const attention_kind kind = choose(flash_attn, cache_.reader(il), layers[il], cache_.types());
@@ -104,7 +104,7 @@ void decoder::choose_attentions(int32_t flash_attn, int max_threads) {
         }
         attend_op * op =
             kind == attention_kind::attend ? &ops_.emplace_back(layers[il], spans_[layers[il].group], *workspace_) : nullptr;
-        attentions_.push_back({kind, op, layers[il].scale, layers[il].soft_cap});
+        attentions_.push_back({kind, op, layers[il].scale, layers[il].soft_cap, layers[il].max_bias});
     }
 }
 

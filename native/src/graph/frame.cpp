@@ -183,8 +183,12 @@ ggml_tensor * decode_graph::layer(ggml_tensor * x, uint32_t il) {
         ggml_tensor * seen = w[role::ffn_norm] ? x : asked(in, il);
         x = add(x, ggml_add(b.ctx(), feed_forward(b, model_, il, seen), mixed));
     } else {
+        ggml_tensor * seen = x;
         x = mixed ? add(x, norm(b, kind, mixed, w[role::attn_post_norm], h.norm_eps)) : x;
         x = norm(b, kind, x, w[role::attn_sum_norm], h.norm_eps, w[role::attn_sum_norm_bias]);
+        if (w[role::attn_sum_norm_2]) {
+            x = norm(b, kind, ggml_add(b.ctx(), x, seen), w[role::attn_sum_norm_2], h.norm_eps, w[role::attn_sum_norm_2_bias]);
+        }
         x = spec.feed_forward.feeds() ? add(x, feed_forward(b, model_, il, x)) : x;
         x = norm(b, kind, x, w[role::ffn_sum_norm], h.norm_eps, w[role::ffn_sum_norm_bias]);
     }

@@ -48,6 +48,8 @@ int64_t width(extent e, const hparams & h, const layer_spec * layer) {
         return h.n_token_types;
     case extent::dense:
         return h.n_dense;
+    case extent::classes:
+        return h.classifier.n_classes;
     case extent::heads:
         return layer->n_head;
     case extent::heads_kv:

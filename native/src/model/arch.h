@@ -22,12 +22,17 @@ enum class role {
     output_norm_bias,
     output, // (n_embd, n_vocab); token_embd when they are tied
     output_bias,
-    position_embd,   // (n_embd, n_ctx_train): of each position, added to the embeddings of tokens
-    type_embd,       // (n_embd, n_token_types), so too
-    embd_norm,       // (n_embd): of all that the layers begin with
-    embd_norm_bias,  //
-    dense_in,        // (n_embd, n_dense): what an encoder's states go through behind their norm
-    dense_out,       // (n_dense, n_embd)
+    position_embd,  // (n_embd, n_ctx_train): of each position, added to the embeddings of tokens
+    type_embd,      // (n_embd, n_token_types), so too
+    embd_norm,      // (n_embd): of all that the layers begin with
+    embd_norm_bias, //
+    dense_in,       // (n_embd, n_dense): what an encoder's states go through behind their norm
+    dense_out,      // (n_dense, n_embd)
+    class_hidden,   // (n_embd, n_embd): of a classifier, which scores texts by what their states were pooled into
+    class_hidden_bias,
+    class_norm, // (n_embd): of what comes of it
+    class_out,  // (n_embd, n_classes)
+    class_out_bias,
     layer_embd,      // (n_embd_layer * n_layer, n_vocab): what layers have of their own for each token, layer after layer
     layer_embd_proj, // (n_embd, n_embd_layer * n_layer)
     layer_embd_norm, // (n_embd_layer)
@@ -50,6 +55,8 @@ enum class role {
     wo_bias,
     q_norm, // (head_dim_k): of each head, (head_dim_k, n_head): so too, or (n_head * head_dim_k): of all
     k_norm,
+    q_norm_bias,
+    k_norm_bias,
     // and attention by a latent (latent_spec)
     q_down,         // (n_embd, q_rank): queries by way of a smaller width
     q_down_norm,    // (q_rank)
@@ -61,6 +68,8 @@ enum class role {
     attn_post_norm, // (n_embd): of what attention adds
     attn_sum_norm,  // (n_embd): of what it was added to
     attn_sum_norm_bias,
+    attn_sum_norm_2, // (n_embd): of that with what attention saw added once more
+    attn_sum_norm_2_bias,
     // of a layer: a state that recurs
     state_in,         // (n_embd, n): what the convolution and the recurrence take, one after the other
     state_q,          // (n_embd, n): where these three have a matrix each
@@ -92,6 +101,7 @@ enum class role {
     ffn_gate,    // (n_embd, n_ff)
     ffn_up,
     ffn_down, // (n_ff, n_embd)
+    ffn_gate_up_bias,
     ffn_gate_bias,
     ffn_up_bias,
     ffn_down_bias,
@@ -155,6 +165,7 @@ enum class extent {
     positions, // that the model was trained for
     token_types,
     dense, // between the two matrices behind an encoder
+    classes,
     heads,
     heads_kv,
     head_k, // of one head
@@ -209,9 +220,11 @@ enum class with {
     attention, // those that attend
     q_plain,   // those whose queries are made by one matrix, and those where two do
     q_latent,
-    state,   // that have a state
-    dense,   // those with a feed-forward of their own
-    experts, // with experts
+    state,        // that have a state
+    dense,        // those with a feed-forward of their own
+    dense_apart,  // of these, those with gate and up in two matrices, or with up alone
+    dense_in_one, // and those with both in one
+    experts,      // with experts
     shared_expert,
     own_kv,     // with K and V of their own
     shared_kv,  // without

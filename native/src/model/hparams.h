@@ -24,6 +24,20 @@ struct temperature_spec {
     float offset;
 };
 
+enum class classifier_end {
+    none,
+    tanh,
+    softmax,
+};
+
+// What makes scores of what a text's states were pooled into.
+struct classifier_spec {
+    uint32_t n_classes; // 0: there is none
+    bool of_mean;       // of a text's states; false: of one state, an encoder's first and another's last
+    bool gelu;          // between its two matrices, in place of tanh
+    classifier_end end; // what scores go through
+};
+
 struct hparams {
     std::string arch;
     uint32_t n_embd;
@@ -33,6 +47,7 @@ struct hparams {
     bool encodes; // a text is computed as a whole: every token sees those behind it. It gives hidden states and no logits
     uint32_t n_token_types; // of which a token's is the first; each has an embedding. 0: there are none
     uint32_t n_dense;       // between the two matrices that an encoder's states go through; 0: there are none
+    classifier_spec classifier;
     bool learned_positions; // each of the n_ctx_train positions has an embedding, and there are no others
     uint32_t n_embd_layer;  // of what each layer has of its own for each token of the vocabulary; 0: nothing
     uint32_t n_altup;       // hidden states of each token; 0: there is one, and no AltUp

@@ -16,10 +16,16 @@ bool is_multiplied(role r) {
 
 bool is_of_heads(role r) { return r == role::latent_k || r == role::latent_v || r == role::altup_in || r == role::altup_out; }
 
+bool is_of_classifier(role r) {
+    return r == role::class_hidden || r == role::class_hidden_bias || r == role::class_norm || r == role::class_out ||
+           r == role::class_out_bias;
+}
+
 bool is_multiplied_by_adapters(const known_tensor & known) {
     const bool by_rows = known.role == role::layer_embd || known.role == role::position_embd;
     const bool is_matrix = !known.is_vector || known.role == role::shared_router;
-    return is_matrix && !known.is_scale && is_multiplied(known.role) && !is_of_heads(known.role) && !by_rows;
+    return is_matrix && !known.is_scale && is_multiplied(known.role) && !is_of_heads(known.role) &&
+           !is_of_classifier(known.role) && !by_rows;
 }
 
 bool is_older(const gguf_file & file, uint32_t layer) {
@@ -88,6 +94,10 @@ bool has(const hparams & h, uint32_t il, with layers) {
         return h.layers[il].feed_forward.n_ff_shared > 0;
     case with::dense:
         return h.layers[il].feed_forward.n_ff > 0;
+    case with::dense_apart:
+        return h.layers[il].feed_forward.n_ff > 0 && !h.layers[il].feed_forward.in_one;
+    case with::dense_in_one:
+        return h.layers[il].feed_forward.n_ff > 0 && h.layers[il].feed_forward.in_one;
     case with::experts:
         return h.layers[il].feed_forward.n_expert > 0;
     case with::own_kv:

@@ -113,6 +113,7 @@ struct feed_forward_spec {
     activation_kind activation;
     xielu_params xielu;     // of activation_kind::xielu
     uint32_t n_ff;          // 0 where there are experts
+    bool in_one;            // gate and up are one matrix; told only where a row's files may have them so or apart
     float gate_cutoff;      // only so many standard deviations above its mean does a gate count; 0: all of it does
     uint32_t n_expert;      // 0: no experts
     uint32_t n_expert_used; // for each token
@@ -153,7 +154,9 @@ struct layer_spec {
     bool chunked;    // of its own chunk: the first begins at 0, the next at `window`, and so on
     bool both_ways;  // of an encoder: it sees later positions, too; with a window, those at most half of it away
     rope_params rope;
-    float scale;    // of the products of queries and K
+    float scale; // of the products of queries and K
+    float
+        max_bias; // ALiBi (Press et al. 2021): scores of tokens further away are less, by so much in the first head; 0: they are not
     float soft_cap; // scores become soft_cap * tanh(score / soft_cap); 0: none
     bool norm_v;    // heads of V are normalized
     bool norm_last; // heads of queries and K are normalized behind rope, not before

@@ -167,6 +167,17 @@ tensors choice_bias(presence p) {
     return {vector_of("exp_probs_b.bias", role::expert_choice_bias, extent::expert, p, with::experts)};
 }
 
+tensors classifier_of_one() {
+    return {{"cls.output.weight", role::class_out, {extent::embd, extent::classes, one}, presence::optional}};
+}
+
+tensors classifier_of_two() {
+    return classifier_of_one() +
+           tensors{vector_of("cls.output.bias", role::class_out_bias, extent::classes, presence::optional),
+                   {"cls.weight", role::class_hidden, {extent::embd, extent::embd, one}, presence::optional},
+                   vector_of("cls.bias", role::class_hidden_bias, extent::embd, presence::optional)};
+}
+
 tensors shared_expert(presence router) {
     constexpr auto layers = with::shared_expert;
     return {vector_of("ffn_gate_inp_shexp.weight", role::shared_router, extent::embd, router, layers),
@@ -212,6 +223,18 @@ void read_sections_of_halves(const metadata & in, hparams & h) {
     for (layer_spec & layer : h.layers) {
         layer.rope.mode = GGML_ROPE_TYPE_NEOX;
     }
+}
+
+// A class for each label, and one where a file names none.
+void read_classifier(const metadata & in, hparams & h, bool by_mean) {
+    const uint64_t n_labels = in.file().get_array_length(h.arch + ".classifier.output_labels").value_or(1);
+    if (n_labels > metadata::MAX_WIDTH) {
+        fail(KVG_MODEL_LOAD, "%s: key '%s.classifier.output_labels' has %llu labels", in.file().path().c_str(), h.arch.c_str(),
+             (unsigned long long) n_labels);
+    }
+    const auto n = static_cast<uint32_t>(n_labels > 0 ? n_labels : 1);
+    h.classifier.n_classes = in.file().find_tensor("cls.output.weight") ? n : 0;
+    h.classifier.of_mean = in.optional("classifier.pooling_type", by_mean ? 1 : 0, 0, metadata::MAX_POSITION) == 1;
 }
 
 void require_experts(const metadata & in, hparams & h) {

@@ -41,6 +41,11 @@ tensors experts();
 tensors fused_experts();
 tensors expert_biases();
 tensors shared_expert(presence router);
+// Of models that score texts: one matrix, or two with a bias each.
+tensors classifier_of_one();
+tensors classifier_of_two();
+// by_mean: of a text's states, unless the file says otherwise
+void read_classifier(const metadata & in, hparams & h, bool by_mean = false);
 // What is added to a router's numbers when experts are chosen.
 tensors choice_bias(presence p);
 tensors latent_attention();

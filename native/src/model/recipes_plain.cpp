@@ -7,6 +7,12 @@ namespace kvg {
 
 namespace {
 
+// Rerankers say by two classes whether a document answers a question.
+void read_qwen3(const metadata & in, hparams & h) {
+    read_classifier(in, h);
+    h.classifier.end = classifier_end::softmax;
+}
+
 void read_gpt_oss(const metadata & in, hparams & h) {
     const uint32_t window = in.required("attention.sliding_window", 1, metadata::MAX_POSITION);
     const rope_params rope = h.layers[0].rope;
@@ -37,8 +43,6 @@ void read_mistral3(const metadata & in, hparams & h) {
 
 std::vector<arch_recipe> plain_recipes() {
     const auto output_bias = tensors{vector_of("output.bias", role::output_bias, extent::vocab, presence::optional)};
-    // of models that rank texts; what they generate doesn't use it
-    const auto classifier = tensors{vector_of("cls.output.weight", role::count, extent::embd, presence::ignored)};
     const auto sinks = tensors{vector_of("attn_sinks.weight", role::sinks, extent::heads, presence::required)};
     constexpr auto neox = GGML_ROPE_TYPE_NEOX;
     constexpr auto normal = GGML_ROPE_TYPE_NORMAL;
@@ -68,7 +72,7 @@ std::vector<arch_recipe> plain_recipes() {
         llama,
         mistral3,
         recipe("qwen2", neox, frame() + output_bias, attention() + ffn_norm() + unscaled(gated()), nullptr),
-        recipe("qwen3", neox, frame() + classifier, normed + gated(), nullptr),
+        recipe("qwen3", neox, frame() + classifier_of_one(), normed + gated(), read_qwen3),
         with_experts(recipe("qwen3moe", neox, frame(), normed + experts(), nullptr), softmax, r::always),
         phi3,
         gpt_oss,

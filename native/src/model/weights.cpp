@@ -124,6 +124,8 @@ void model::plan() {
             add_embedding(source);
         } else if (known.role == role::layer_embd || known.role == role::position_embd) {
             add_read_by_rows(source, target);
+        } else if (is_of_classifier(known.role)) {
+            add(source, target, cpu_device(), ggml_backend_dev_buffer_type(cpu_device()));
         } else if (known.is_vector || !is_multiplied(known.role) || is_of_heads(known.role)) {
             add(source, target, device, ggml_backend_dev_buffer_type(device));
         } else {

@@ -7,6 +7,7 @@
 
 #include "device.h"
 #include "error.h"
+#include "graph/classify.h"
 #include "memory/cache_type.h"
 #include "memory/move.h"
 #include "runtime/bounded.h"
@@ -194,6 +195,11 @@ void context::adapt(std::vector<active_adapter> adapters) {
     const auto is_idle = [](const active_adapter & each) { return each.scale == 0.0f; };
     adapters.erase(std::remove_if(adapters.begin(), adapters.end(), is_idle), adapters.end());
     decoder_->adapt(std::move(adapters));
+}
+
+void context::classify(const float * states, uint32_t n, float * scores) const {
+    backends_->set_threads(1); // a few rows
+    kvg::classify(*model_, backends_->cpu(), states, n, scores);
 }
 
 void context::clear(bool data) {

@@ -37,6 +37,8 @@ public:
     // From the next decode on these take part, and no others; cells stay as they are. All or nothing.
     // error(KVG_INVALID_ARGUMENT) for an adapter of another model, one given twice, or a scale that is no number; error(KVG_DEVICE)
     void adapt(std::vector<active_adapter> adapters);
+    // As kvg_classify has it. error(KVG_UNSUPPORTED), error(KVG_DEVICE)
+    void classify(const float * states, uint32_t n, float * scores) const;
     // Every cell becomes empty, also reserved ones. Pending K-shifts and a requested defrag are dropped.
     void clear(bool data);
     // whether K of any layer can be rotated to another position, or no layer has K

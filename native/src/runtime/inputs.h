@@ -1,6 +1,7 @@
 // What a decode graph is told of a micro-batch: tokens, positions, cells, and what each token sees.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -24,7 +25,9 @@ cell_span attended_span(const cells & cells, const batch & batch, const micro_ba
 
 class graph_inputs {
 public:
-    explicit graph_inputs(const temperature_spec & temperature) : temperature_(temperature) {}
+    explicit graph_inputs(const hparams & h)
+        : temperature_(h.temperature),
+          mask_(std::any_of(h.layers.begin(), h.layers.end(), [](const layer_spec & l) { return l.max_bias > 0.0f; })) {}
     // spans: of each group, as the graph has them
     void set(decode_graph & graph, const kv_cache & cache, const batch & batch, const micro_batch & ubatch,
              const reservation & reserved, const std::vector<cell_span> & spans);

@@ -1,6 +1,7 @@
 #include "runtime/seen_mask.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "error.h"
@@ -65,6 +66,15 @@ void seen_mask::write_rows(ggml_fp16_t * rows, const cells & cells, const batch 
     }
 }
 
+void seen_mask::write_distances(ggml_fp16_t * row, const cells & cells, int32_t pos, const cell_span & span) const {
+    const uint32_t end = std::min(span.begin + span.n, cells.n_kv());
+    for (uint32_t c = span.begin; c < end; ++c) {
+        if (row[c - span.begin] == SEEN) {
+            row[c - span.begin] = ggml_fp32_to_fp16(-std::abs(static_cast<float>(cells.pos(c)) - static_cast<float>(pos)));
+        }
+    }
+}
+
 void seen_mask::write(ggml_tensor * tensor, const cells & cells, const batch & batch, uint32_t begin, uint32_t n,
                       const cell_span & span) {
     // the scheduler keeps inputs with its last backend, the CPU
@@ -78,6 +88,9 @@ void seen_mask::write(ggml_tensor * tensor, const cells & cells, const batch & b
             ++n_alike;
         }
         write_rows(mask + static_cast<size_t>(i) * span.n, cells, batch, begin + i, n_alike, span);
+        for (uint32_t k = i; tells_distance_ && k < i + n_alike; ++k) {
+            write_distances(mask + static_cast<size_t>(k) * span.n, cells, batch.positions()[begin + k], span);
+        }
         i += n_alike;
     }
 }

@@ -11,8 +11,10 @@ namespace kvg {
 
 class seen_mask {
 public:
-    // tensor: F16 (span.n, n) for the n tokens of the batch from begin on; becomes 0 where a token sees a cell of the span, and -inf
-    // elsewhere. error(KVG_INTERNAL) unless it is in host memory
+    // tells_distance: for ALiBi
+    explicit seen_mask(bool tells_distance) : tells_distance_(tells_distance) {}
+    // tensor: F16 (span.n, n) for the n tokens of the batch from begin on; becomes 0 where a token sees a cell of the span, or how
+    // far away it is, negative, and -inf elsewhere. error(KVG_INTERNAL) unless it is in host memory
     void write(ggml_tensor * tensor, const cells & cells, const batch & batch, uint32_t begin, uint32_t n,
                const cell_span & span);
 
@@ -27,6 +29,9 @@ private:
     void write_rows(ggml_fp16_t * rows, const cells & cells, const batch & batch, uint32_t begin, uint32_t n,
                     const cell_span & span);
 
+    void write_distances(ggml_fp16_t * row, const cells & cells, int32_t pos, const cell_span & span) const;
+
+    bool tells_distance_;
     std::vector<differing> differing_; // scratch, kept
 };
 

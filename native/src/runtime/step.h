@@ -32,8 +32,7 @@ public:
     step(const model & model, kv_cache & cache, const backends & backends, decoder & decoder, upkeep & upkeep,
          const step_params & params)
         : model_(model), cache_(cache), backends_(backends), decoder_(decoder), upkeep_(upkeep), params_(params),
-          threads_(params.n_threads, params.n_threads_batch), inputs_(model.hparams().temperature),
-          n_attended_(cache.groups().size()) {}
+          threads_(params.n_threads, params.n_threads_batch), inputs_(model.hparams()), n_attended_(cache.groups().size()) {}
 
     // returns the number of rows written to `output`
     int64_t decode(const kvg_batch & batch, const kvg_output * output);

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from pykvgraph.context.pooling import Pooling, pooling_of
 from pykvgraph.openai.errors import invalid, no_room, no_text, unsupported
 from pykvgraph.openai.wire_json import dumps, dumps_in_parts
+from pykvgraph.server.endpoints.rerank import ranks
 from pykvgraph.server.http.reply import WorkReply
 from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.requests.prompts import prompts_of
@@ -45,6 +46,11 @@ def openai_embeddings(service: Service, request: Request, fields: Fields) -> ASG
 def _pooling(service: Service) -> Pooling:
     """The server's, or the file's own. Raises WireError without --embeddings."""
     settings = service.settings
+    if ranks(service):
+        raise invalid(
+            "this server reranks texts and embeds none: ask /rerank, or start it with `--pooling mean`, "
+            "`cls` or `last`"
+        )
     if not settings.embeddings and not service.engine.model.encodes:
         raise unsupported("This server does not support embeddings. Start it with `--embeddings`")
     wanted = POOLING_NAMES.index(settings.pooling) if settings.pooling else -1

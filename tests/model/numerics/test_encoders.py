@@ -14,7 +14,7 @@ from support.architectures import ArchSpec
 from support.embedder import Vector, cosine, vectors_by_libllama
 from support.engines import random_ids
 from support.judge import EXACT, FLOOR, nmse
-from support.models import N_VOCAB
+from support.models import N_VOCAB, WeightType
 
 import pykvgraph as kvg
 from pykvgraph.context.pooling import pooled, pooling_of
@@ -28,7 +28,26 @@ BERT = ArchSpec("bert", head_dim=16, n_head_kv=4, pooling=FIRST)
 NOMIC = ArchSpec("nomic-bert", head_dim=16, n_head_kv=4, fused=True, pooling=MEAN)
 # windows of an odd and of an even number
 GEMMA = ArchSpec("gemma-embedding", n_layer=6, window=24, period=3, pooling=MEAN)
+JINA_2 = ArchSpec("jina-bert-v2", head_dim=16, n_head_kv=4, pooling=MEAN)
+JINA_3 = ArchSpec("jina-bert-v3", head_dim=16, n_head_kv=4, fused=True, pooling=MEAN)
+MODERN = ArchSpec(
+    "modern-bert", n_layer=4, head_dim=16, n_head_kv=4, fused=True, window=24, period=3, pooling=MEAN
+)
+EURO = ArchSpec("eurobert", head_dim=16, pooling=MEAN)
+NEO = ArchSpec("neo-bert", head_dim=16, fused=True, pooling=MEAN)
+NEWER = [
+    *(replace(JINA_2, seed=i, gates=gates) for i, gates in enumerate(("apart", "in one", "none"))),
+    replace(JINA_2, two_norms=True, biases=True),
+    *(replace(JINA_3, seed=seed, n_rot=8 * (seed == 1)) for seed in range(3)),
+    *(replace(MODERN, seed=seed, window=24 + seed) for seed in range(3)),
+    replace(MODERN, activation="silu", window=0),
+    replace(MODERN, period=2),
+    *(replace(EURO, seed=seed, biases=seed == 1, scaling="yarn" * (seed == 2)) for seed in range(3)),
+    *(replace(NEO, seed=seed, n_rot=8 * (seed == 1)) for seed in range(3)),
+    *(replace(each, weights=WeightType.Q8_0) for each in (JINA_2, JINA_3, MODERN, EURO, NEO)),
+]
 ENCODERS = [
+    *NEWER,
     *(replace(BERT, seed=seed, fused=seed == 1) for seed in range(3)),
     *(replace(NOMIC, seed=seed, biases=seed == 1) for seed in range(3)),
     # with 0, two experts are as good for a token
@@ -59,6 +78,10 @@ def test_vectors_are_libllamas(architecture: Architecture, spec: ArchSpec, recor
     theirs = vectors_by_libllama(path, TEXTS)
     plain, flash = (vectors_by_libllama(path, TEXTS, pooling=0, flash=on) for on in (False, True))
     own, worst = nmse(np.concatenate(flash), np.concatenate(plain)), 0.0
+    allowed = LEAST
+    if spec.weights is not WeightType.F32:  # whose products round every activation
+        other = vectors_by_libllama(path, TEXTS, flash=True)
+        allowed = max(LEAST, 2 * distance(other, theirs))
     with kvg.Model(path, device=where.device) as model:
         assert model.encodes == (spec.arch != "qwen3")
         pooling = pooling_of(-1, model.metadata)
@@ -68,7 +91,7 @@ def test_vectors_are_libllamas(architecture: Architecture, spec: ArchSpec, recor
                 if not spec.n_dense:  # libllama gives those of tokens as they are before the two matrices
                     theirs_here = np.concatenate(flash if flash_attn == "on" else plain)
                     worst = max(worst, nmse(np.concatenate(states), theirs_here))
-                assert distance([pooled(rows, pooling) for rows in states], theirs) <= where.rule(LEAST)
+                assert distance([pooled(rows, pooling) for rows in states], theirs) <= where.rule(allowed)
     assert worst <= where.rule(max(FLOOR, 2 * own))
     if model.encodes:
         with kvg.Model(path, device="cpu") as model, exact_context(model) as ctx:
@@ -77,6 +100,7 @@ def test_vectors_are_libllamas(architecture: Architecture, spec: ArchSpec, recor
                 if spec.n_dense
                 else nmse(np.concatenate(states_of(ctx, TEXTS, "all")), np.concatenate(plain))
             )
+        exact = exact if spec.weights is WeightType.F32 else None
         assert exact is None or exact <= EXACT
         leave(record_property, path, Judged(exact, worst, own))
 

@@ -55,6 +55,7 @@ def test_the_verbs_of_this_version() -> None:
         "perplexity",
         "plan",
         "quality",
+        "rerank",
         "serve",
     ]
     shown = run("--help").stdout

@@ -80,13 +80,16 @@ ggml_tensor * attention_block::out_of_latents(builder & b, ggml_tensor * heads) 
 }
 
 // Each head by itself, or all of a token's as one vector: the weight's width says which. heads: (head_dim, n_head, n_tokens)
-ggml_tensor * attention_block::normed(builder & b, ggml_tensor * heads, ggml_tensor * weight) const {
+ggml_tensor * attention_block::normed(builder & b, ggml_tensor * heads, role norm_weight) const {
+    const role_tensors & w = of.layers()[layer];
+    ggml_tensor * weight = w[norm_weight];
+    ggml_tensor * bias = w[norm_weight == role::q_norm ? role::q_norm_bias : role::k_norm_bias];
     const int64_t width = heads->ne[0] * heads->ne[1];
     if (!weight || weight->ne[0] == heads->ne[0]) {
-        return norm(b, of.arch().norm, heads, weight, of.hparams().norm_eps);
+        return norm(b, of.arch().norm, heads, weight, of.hparams().norm_eps, bias);
     }
     ggml_tensor * all =
-        norm(b, of.arch().norm, ggml_cont_2d(b.ctx(), heads, width, heads->ne[2]), weight, of.hparams().norm_eps);
+        norm(b, of.arch().norm, ggml_cont_2d(b.ctx(), heads, width, heads->ne[2]), weight, of.hparams().norm_eps, bias);
     return ggml_reshape_3d(b.ctx(), all, heads->ne[0], heads->ne[1], heads->ne[2]);
 }
 
@@ -105,7 +108,7 @@ ggml_tensor * attention_block::placed(builder & b, ggml_tensor * heads, role nor
     if (of.hparams().layers[layer].norm_last) {
         return normed_last(b, heads, norm_weight);
     }
-    return rotated(b, normed(b, heads, of.layers()[layer][norm_weight]));
+    return rotated(b, normed(b, heads, norm_weight));
 }
 
 ggml_tensor * attention_block::rotated(builder & b, ggml_tensor * heads) const {

@@ -54,7 +54,7 @@ private:
     ggml_tensor * latent_k(builder & b, ggml_tensor * x) const;
     ggml_tensor * latent_q(builder & b, ggml_tensor * q) const;
     ggml_tensor * out_of_latents(builder & b, ggml_tensor * heads) const;
-    ggml_tensor * normed(builder & b, ggml_tensor * heads, ggml_tensor * weight) const;
+    ggml_tensor * normed(builder & b, ggml_tensor * heads, role norm_weight) const;
     ggml_tensor * rotated(builder & b, ggml_tensor * heads) const;
     // K or Q with their norms, rotated by the positions.
     ggml_tensor * placed(builder & b, ggml_tensor * heads, role norm_weight) const;

@@ -51,8 +51,9 @@ ggml_tensor * above(builder & b, ggml_tensor * x, float cutoff) {
 ggml_tensor * dense(builder & b, const feed_forward_spec & spec, const role_tensors & w, ggml_tensor * x) {
     ggml_tensor * gated = nullptr;
     if (ggml_tensor * both = w[role::ffn_gate_up]) {
-        gated =
-            ggml_swiglu(b.ctx(), b.linear(x, both, w.scale(role::ffn_gate_up), nullptr)); // the only kind that files have so
+        ggml_tensor * halves = b.linear(x, both, w.scale(role::ffn_gate_up), w[role::ffn_gate_up_bias]);
+        const bool by_gelu = spec.activation == activation_kind::geglu; // there are two kinds that files have so
+        gated = by_gelu ? ggml_geglu(b.ctx(), halves) : ggml_swiglu(b.ctx(), halves);
     } else {
         ggml_tensor * gate = w[role::ffn_gate] ? linear(b, w, role::ffn_gate, role::ffn_gate_bias, x) : nullptr;
         gate = spec.gate_cutoff > 0.0f ? above(b, gate, spec.gate_cutoff) : gate;

@@ -1,0 +1,38 @@
+"""Ranking: how well each of several documents answers a query, as a reranker's classifier says."""
+
+from __future__ import annotations
+
+import re
+
+from pykvgraph.context.pooling import Pooling
+from pykvgraph.errors import UnsupportedError
+from pykvgraph.model.model import Model
+
+_TEMPLATE = "tokenizer.chat_template.rerank"
+_PLACE = re.compile(r"\{(query|document)\}")
+
+
+def pooling_of_classes(model: Model) -> Pooling:
+    """What the model's classifier sees of a text. UnsupportedError for a model without one."""
+    if model.n_classes == 0:
+        raise UnsupportedError(
+            f"{model.path} is no reranker: it has no classifier (a tensor 'cls.output.weight'), so that it "
+            "can't score texts. Its embeddings may be compared instead"
+        )
+    if model.classifies_by_mean:
+        return "mean"
+    return "first" if model.encodes else "last"
+
+
+def pair_tokens(model: Model, query: str, document: str) -> list[int]:
+    """The prompt that a reranker scores: by the file's template, else the two texts with tokens between.
+
+    With a template both texts may spell control tokens, as in llama-server. Raises what Tokenizer.encode()
+    raises.
+    """
+    template = model._value(_TEMPLATE)
+    if not isinstance(template, str):
+        return model.tokenizer.encode_pair(query, document)
+    texts = {"query": query, "document": document}
+    prompt = _PLACE.sub(lambda place: texts[place[1]], template)
+    return model.tokenizer.encode(prompt, False, True)
