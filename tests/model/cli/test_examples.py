@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -19,7 +20,9 @@ from typing import Any
 import pytest
 from support import chance
 from support.architectures import ArchSpec
+from support.gguf_parts import take_apart
 from support.models import ModelSpec, WeightType, write_model
+from support.vocabularies import of_kind
 
 import pykvgraph as kvg
 from pykvgraph.models import embedded_model
@@ -69,6 +72,32 @@ def test_llama(stories: Path) -> None:
     assert {len(vector) for vector in vectors} == {64}
     refused = run("llama.py", "-m", stories, "--infill", "a", "b")
     assert refused.returncode == 1 and refused.stderr.startswith("llama.py: suffix: ")
+
+
+def test_documents_for_an_answer(
+    stories: Path, architecture: Callable[[ArchSpec], Path], tmp_path: Path
+) -> None:
+    """The nearest ones are read; a reranker has its own opinion of four times as many."""
+    plain = ArchSpec("bert", head_dim=16, n_head_kv=4, pooling=1)
+    encoder, reranker = tmp_path / "encoder.gguf", tmp_path / "reranker.gguf"
+    for path, spec in ((encoder, plain), (reranker, replace(plain, pooling=4, n_classes=1))):
+        of_kind(take_apart(architecture(spec).read_bytes()), b"bert").raw().write(path)
+    documents = ["hello there", "the cat sat", "a", "there sat the cat", "hello"]
+    listed = tmp_path / "documents.txt"
+    listed.write_text("\n".join(documents), encoding="utf-8")
+    given = ("rag.py", "-m", stories, "-e", encoder, "-f", listed, "-n", "8", "-ngl", "0")
+    said = run(*given, "-k", "2", "the cat sat", "hello")
+    assert said.returncode == 0, said.stderr
+    read = [line[1:-1] for line in said.stderr.splitlines()]
+    assert [read[0], read[2]] == ["the cat sat", "hello"] and len(set(read[:2])) == 2
+    assert said.stdout.strip()
+    reranked = run(*given, "-r", reranker, "-k", "1", "the cat sat")
+    with kvg.Model(reranker, device="cpu") as model, kvg.Engine(model, n_ctx=64, background=False) as engine:
+        scores = engine.rank("the cat sat", documents)
+    ranked = [documents[i] for i in sorted(range(len(documents)), key=lambda i: -scores[i])]
+    assert reranked.stderr.splitlines()[0][1:-1] in ranked[:2]  # one of five was not among the four
+    refused = run(*given[:3], "-e", "nothing.gguf", "-f", listed, "cat")
+    assert refused.returncode == 1 and refused.stderr.startswith("rag.py: ")
 
 
 def greedy_text(stories: Path, prompt: str, n: int) -> str:
