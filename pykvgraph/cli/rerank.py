@@ -6,7 +6,7 @@ from typing import IO
 
 import click
 
-from pykvgraph.cli.n_ctx import cells_for
+from pykvgraph.cli.n_ctx import sized
 from pykvgraph.cli.prompt import read_text
 from pykvgraph.cli.show import print_json, printable
 from pykvgraph.cli.verb import (
@@ -87,8 +87,8 @@ def rerank(
     documents = [line for line in read_text(documents_file).splitlines() if line.strip()]
     with kvg.Model(model, **where.model()) as loaded:
         context = {"n_batch": n_batch, "n_threads": n_threads, "n_seq_max": _TOGETHER, **where.context()}
-        cells = cells_for(loaded, n_ctx or n_batch, loaded.n_ctx_train, context, margin)
-        with kvg.Engine(loaded, n_ctx=cells, background=False, **context) as engine:
+        context = sized(loaded, n_ctx or n_batch, loaded.n_ctx_train, context, margin)
+        with kvg.Engine(loaded, background=False, **context) as engine:
             scores = engine.rank(query, documents)
     order = sorted(range(len(scores)), key=lambda i: -scores[i])[:top_n]
     if as_json:
