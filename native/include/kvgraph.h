@@ -548,11 +548,12 @@ KVG_API kvg_status kvg_kv_held_cells(const kvg_context * context, int64_t hold, 
 /* The row of the state that a resume point keeps; -1: none. */
 KVG_API kvg_status kvg_kv_held_state(const kvg_context * context, int64_t hold, int64_t * row);
 
-/* For models whose layers have windows or states, where a hold alone is not enough to go on: what windows need where a sequence stands,
-   and its state, kept whatever becomes of it. A hold, whose p0 and p1 are the position of the next token: kvg_kv_attach takes it as the
-   last one, for a sequence that goes on there and has no state of its own (what it has in windows is replaced). Texts are not compared.
-   KVG_INVALID_ARGUMENT for a sequence without cells, KVG_CACHE_FULL when there is no room for another state. */
-KVG_API kvg_status kvg_kv_resume_point(kvg_context * context, int64_t seq, kvg_hold * out);
+/* For models whose layers have windows or states, where a hold alone is not enough to go on: what windows need in front of position p of a
+   sequence (negative: where it ends), and its state there, kept whatever becomes of it. A hold, whose p0 and p1 are that position:
+   kvg_kv_attach takes it as the last one, for a sequence that goes on there and has no state of its own (what it has in windows is
+   replaced). Texts are not compared. KVG_INVALID_ARGUMENT for a sequence without cells, and for a position from which it can't go on;
+   KVG_CACHE_FULL when there is no room for another state. */
+KVG_API kvg_status kvg_kv_resume_point(kvg_context * context, int64_t seq, int64_t p, kvg_hold * out);
 /* The same, kept for the sequence, and moved with it, until something comes or goes around its position, or a window needs the cells, or a
    decode or a load a row for its state. Then the checkpoint nearest to another of its sequence, or to position 0, goes first, of equal
    ones the one that was not used for longest; none where all of them would be too few. p: its position. */

@@ -732,7 +732,7 @@ def declare(lib: CDLL) -> None:
     lib.kvg_kv_held_cells.restype = c_int32
     lib.kvg_kv_held_state.argtypes = [c_void_p, c_int64, POINTER(c_int64)]
     lib.kvg_kv_held_state.restype = c_int32
-    lib.kvg_kv_resume_point.argtypes = [c_void_p, c_int64, POINTER(KvgHold)]
+    lib.kvg_kv_resume_point.argtypes = [c_void_p, c_int64, c_int64, POINTER(KvgHold)]
     lib.kvg_kv_resume_point.restype = c_int32
     lib.kvg_kv_checkpoint.argtypes = [c_void_p, c_int64, POINTER(c_int64)]
     lib.kvg_kv_checkpoint.restype = c_int32

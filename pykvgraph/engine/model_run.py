@@ -11,6 +11,7 @@ from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.engine.running_set import RunningSet
 from pykvgraph.engine.scheduler import Chunk
 from pykvgraph.errors import CacheFullError, KVGraphError
+from pykvgraph.prefix import block
 
 Decoded: TypeAlias = "tuple[Chunk, list[LastOutput]]"
 
@@ -36,7 +37,7 @@ class ModelRun:
         if not chunks:
             return
         try:
-            outputs = self._decode(chunks)
+            outputs = self._decoded(chunks)
         except (KVGraphError, MemoryError) as error:
             if any(chunk.draft for chunk in chunks):
                 yield from self.run([chunk._replace(draft=()) for chunk in chunks])
@@ -51,6 +52,18 @@ class ModelRun:
                 self._running_set.start_over_if_broken()
             return
         yield list(zip(chunks, outputs, strict=True))
+
+    def _decoded(self, chunks: list[Chunk]) -> list[list[LastOutput]]:
+        """As _decode(). Spare resume points, which keep cells of windows, make way; drafts needn't."""
+        index = self._running_set.index
+        while True:
+            try:
+                return self._decode(chunks)
+            except CacheFullError:
+                if not index.drop_point(only_spare=True):
+                    raise
+                for _ in range(sum(chunk.n for chunk in chunks) // block.N_TOKENS):
+                    index.drop_point(only_spare=True)
 
     def _decode(self, chunks: list[Chunk]) -> list[list[LastOutput]]:
         """The outputs of each chunk: of its last token if it ends, and of its draft's; else none."""

@@ -58,11 +58,14 @@ class Postprocess:
 
     def _advance(self, sequence: RequestSequence, n: int, to_end: bool) -> None:
         """These tokens of it are in the cache: the index learns of them."""
+        begin = sequence.n_decoded
         sequence.n_decoded += n
         if not self._running_set.shares:
             return
         self._running_set.keep(sequence, to_end=to_end)
         if self._running_set.needs_points and sequence.n_shareable == sequence.n_decoded:
+            if self._running_set.block_points.are_kept:
+                self._running_set.block_points.add(sequence, begin, self._running_set.index)
             is_kept = sequence.is_at_place or sequence.n_decoded % EVERY == 0
             if is_kept or sequence.is_at_spare_place:
                 assert sequence.last is not None

@@ -6,6 +6,7 @@ import logging
 import time
 
 from pykvgraph.context.context import Context
+from pykvgraph.engine.block_points import BlockPoints
 from pykvgraph.engine.own_rows import OwnRows
 from pykvgraph.engine.request_sequence import RequestSequence, SampleOwner
 from pykvgraph.engine.scheduler import Scheduler
@@ -23,13 +24,15 @@ class RunningSet:
     """How texts leave, are preempted, and fail: their cells go, or stay in the index for others.
 
     shares: whether the index keeps anything. needs_points: whether it keeps resume points, as layers with a
-    window, or with states, go on from these only.
+    window, or with states, go on from these only. block_points: what makes those at the ends of blocks.
     """
 
     def __init__(self, ctx: Context, n_points: int, shares: bool, saver: NodeSaver | None = None) -> None:
         self.shares = shares
         self.needs_points = n_points > 0
-        self.index = PrefixIndex(ctx.kv, n_points, saver, self._copy_one)
+        self.block_points = BlockPoints(ctx)
+        n_spare = self.block_points.most if self.block_points.are_kept else 0
+        self.index = PrefixIndex(ctx.kv, n_points, saver, self._copy_one, n_spare)
         self.scheduler = Scheduler(ctx.n_seq_max, ctx.n_batch)
         self.kv = ctx.kv
         self.parked: dict[RequestSequence, None] = {}  # a set that keeps its order

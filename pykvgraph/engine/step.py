@@ -78,7 +78,8 @@ class Stepper:
             self._admission,
             self._readings,
             self._fetches,
-            spacing=_ENOUGH_ON_CPU if on_cpu else 0,  # devices lose too much in small chunks
+            # devices lose too much in small chunks
+            spacing=_ENOUGH_ON_CPU if on_cpu and not running_set.block_points.are_kept else 0,
             reuse=reuse,
             counts=counts,
         )

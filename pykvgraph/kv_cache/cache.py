@@ -130,17 +130,27 @@ class KVCache(ReadableCache):
         if not isinstance(hold, ResumePoint):
             self._pending.drop(seq)
 
-    def resume_point(self, seq: int) -> ResumePoint:
-        """Keeps what it takes to go on where the sequence ends, whatever becomes of it.
+    def resume_point(self, seq: int, p: int = -1) -> ResumePoint:
+        """Keeps what it takes to go on where the sequence ends, or at position p, whatever becomes of it.
 
         That is the last positions of layers with a window, and the state of recurrent layers. Of these hold()
         keeps none; in a model of such layers alone a hold is its positions. To go on from a
         shared prefix, attach() its holds to an empty sequence, and then its resume point. It keeps as many
         cells as the window has positions; give the context
         `checkpoint_cells` for them, and `checkpoint_bytes` for states. Raises InvalidArgumentError when the
-        sequence has no cells, CacheFullError when as many resume points keep states as there is room for.
+        sequence has no cells, or could not go on there: a window has lost what it needs, or nobody has the
+        state; CacheFullError when as many resume points keep states as there is room for.
         """
-        return self._handle.call(self._holds.resume_point, integer(seq, "seq"))
+        return self._handle.call(self._holds.resume_point, integer(seq, "seq"), integer(p, "p"))
+
+    def room(self, seq: int) -> list[int]:
+        """How many cells each group with a window has for a sequence; -1 for a group without.
+
+        That are empty ones, those that windows have left behind, and the sequence's own that nobody else has.
+        """
+        room = (ctypes.c_int64 * len(self.groups))()
+        self._handle.call(lib().kvg_kv_room, integer(seq, "seq"), room)
+        return list(room)
 
     def checkpoint(self, seq: int) -> int:
         """Keeps what it takes to come back, with rewind(), to where the sequence ends; returns that position.

@@ -83,8 +83,8 @@ class HoldMaker:
         held = self._make(lib().kvg_kv_hold, context, seq, p0, p1)
         return Hold(self._handle, held.id, held.p0, held.p1)
 
-    def resume_point(self, context: int, seq: int) -> ResumePoint:
-        held = self._make(lib().kvg_kv_resume_point, context, seq)
+    def resume_point(self, context: int, seq: int, p: int) -> ResumePoint:
+        held = self._make(lib().kvg_kv_resume_point, context, seq, p)
         return ResumePoint(self._handle, held.id, held.p0, held.p1)
 
     def _make(self, function: Any, *arguments: int) -> KvgHold:

@@ -59,8 +59,9 @@ class PrefixIndex:
     index keeps are given up by make_room(): leaves first, of them those used longest ago. A node is pinned
     while a running text begins with it. salt: texts under different ones don't share.
 
-    Models with windows or states go on only from resume points. add_point() keeps one, n_points at most.
-    Spare points, which may never be of use, go first; then those that were used longest ago. saver: keeps
+    Models with windows or states go on only from resume points. add_point() keeps one, n_points at most, and
+    n_spare besides that are spare ones. Spare points, which may never be of use, go first; then those that
+    were used longest ago. saver: keeps
     elsewhere what others need the room of. frees: gives up cells that are no part of the index, before its
     own ones go; it returns False when there are none.
     """
@@ -71,10 +72,12 @@ class PrefixIndex:
         n_points: int = 0,
         saver: NodeSaver | None = None,
         frees: Callable[[], bool] = lambda: False,
+        n_spare: int = 0,
     ) -> None:
         """Texts are given as arrays of 32-bit ids, little-endian as wherever ggml runs."""
         self._kv = kv
         self._n_points = n_points
+        self._n_spare = n_spare
         self._saver = saver
         self._frees = frees
         self._roots: dict[bytes, Root] = {}  # of salts that have texts
@@ -217,24 +220,26 @@ class PrefixIndex:
             self.unpin(last)
 
     def add_point(self, last: Node, ids: array[int], n: int, seq: int, *, is_spare: bool = False) -> bool:
-        """Keeps a place to go on from behind the first n tokens, which are all that the sequence has.
+        """Keeps a place to go on from behind the first n tokens of a sequence, from where it can go on.
 
-        last: its last node, which ends less than 32 tokens before. is_spare: other spare points may go for
-        it, and no others. Returns whether there was room for it, and the device has kept it.
+        last: its last node, which ends behind position n - 32. is_spare: other spare points may go for it,
+        and no others. Returns whether there was room for it, and the device has kept it.
         """
         at = last
-        if n == at.end and at.parent is not None:  # with the tokens before it, which need not be a block
+        while n <= at.end and at.parent is not None:  # with the tokens before it, which need not be a block
             at = at.parent
         run = ids[at.end : n].tobytes()
         if run in at.points:
             self._use(at.points[run], is_spare)
             return True
-        while self.n_points >= self._n_points:
+        while self.n_points >= self._n_points + self._n_spare:
             if not self.drop_point(only_spare=is_spare):
                 return False
+        while not is_spare and len(self._points) >= self._n_points:
+            self._give_up(self._points)
         while True:
             try:
-                point = Point(at, run, self._kv.resume_point(seq), is_spare)
+                point = Point(at, run, self._kv.resume_point(seq, n), is_spare)
                 break
             except CacheFullError:
                 if not self.drop_point(only_spare=is_spare):
@@ -250,10 +255,7 @@ class PrefixIndex:
         points = self._spare or self._points
         if not points or (only_spare and points is not self._spare):
             return False
-        point = next(iter(points.values()))
-        self._save_point(point)
-        del points[id(point)]
-        self._forget(point)
+        self._give_up(points)
         return True
 
     def forget(self, ids: array[int], salt: bytes = b"") -> int:
@@ -285,7 +287,7 @@ class PrefixIndex:
                 _end(node.hold)
         for point in (*self._points.values(), *self._spare.values()):
             _end(point.resume)
-        return PrefixIndex(self._kv, self._n_points, self._saver, self._frees)
+        return PrefixIndex(self._kv, self._n_points, self._saver, self._frees, self._n_spare)
 
     def save(self) -> Iterator[None]:
         """Has the saver keep all that there is, a node at a time: what was used last comes first."""
@@ -388,6 +390,13 @@ class PrefixIndex:
             if parent.nearest(run)[1] * block.TOKEN_BYTES < len(run):
                 self._drop(point)
         self._may_go(parent)
+
+    def _give_up(self, points: OrderedDict[int, Point]) -> None:
+        """The one that was used longest ago. precondition: there is any"""
+        point = next(iter(points.values()))
+        self._save_point(point)
+        del points[id(point)]
+        self._forget(point)
 
     def _kind(self, point: Point) -> OrderedDict[int, Point]:
         return self._spare if point.is_spare else self._points

@@ -252,16 +252,21 @@ class NaivePair:
             return ()
         return self.full.release(name)
 
-    def resume_point(self, name: int, seq: int) -> Refusals:
+    def resume_point(self, name: int, seq: int, p: int = -1) -> Refusals:
+        """p < 0: where the sequence ends."""
         refusals = self._refuse_standing(seq)
+        end = 0 if refusals else self.full.pos_max(seq) + 1
+        p = end if p < 0 else p
+        if not refusals and not (0 < p <= end and self.window.can_go_on(seq, p)):
+            refusals = (InvalidArgumentError,)
         if not refusals:
-            self.points[name] = self._keep(seq)
+            self.points[name] = self._keep(seq, p)
         return refusals
 
     def checkpoint(self, seq: int) -> Refusals:
         refusals = self._refuse_standing(seq)
         if not refusals:
-            new = self._keep(seq)
+            new = self._keep(seq, self.full.pos_max(seq) + 1)
             self.window.own[seq] = self.window.own_of(seq) | {new.name}
             self._drop(lambda c: (c.seq, c.p) == (new.seq, new.p))
             self._use(new)
@@ -295,12 +300,12 @@ class NaivePair:
         last = -1 if refusals else self.full.pos_max(seq)
         return () if last >= 0 and self.window.can_go_on(seq, last + 1) else (InvalidArgumentError,)
 
-    def _keep(self, seq: int) -> Checkpoint:
-        window, p = self.window, self.full.pos_max(seq) + 1
+    def _keep(self, seq: int, p: int) -> Checkpoint:
+        window = self.window
         first = max(window.lost_of(seq), p - 1 - window.window, -1) + 1
         self.n_names -= 1  # not those of holds
         for i, cell in enumerate(window.cells):
-            if cell and seq in cell.seqs and cell.pos >= first:
+            if cell and seq in cell.seqs and first <= cell.pos < p:
                 window.cells[i] = replace(cell, holds=cell.holds | {self.n_names})
         return Checkpoint(seq, p, self.n_names, first, 0)
 

@@ -182,10 +182,10 @@ kvg_status kvg_kv_held_state(const kvg_context * context, int64_t hold, int64_t 
     });
 }
 
-kvg_status kvg_kv_resume_point(kvg_context * context, int64_t seq, kvg_hold * out) {
+kvg_status kvg_kv_resume_point(kvg_context * context, int64_t seq, int64_t p, kvg_hold * out) {
     return on_context(context, [&](class context & c) {
         kvg_hold & hold = need_struct(out, "out");
-        const hold_range point = c.cache().resume_point(seq);
+        const hold_range point = c.cache().resume_point(seq, p);
         hold = {sizeof(hold), point.id, point.p0, point.p1};
     });
 }

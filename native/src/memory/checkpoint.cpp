@@ -65,8 +65,14 @@ void kv_cache::hold_place(int64_t id, int64_t seq, int32_t next, uint32_t row, b
     }
 }
 
-hold_range kv_cache::resume_point(int64_t seq) {
-    const int32_t next = standing(seq);
+hold_range kv_cache::resume_point(int64_t seq, int64_t p) {
+    const int32_t end = standing(seq);
+    if (p == 0 || p > end) {
+        fail(KVG_INVALID_ARGUMENT, "there is nothing to come back to at position %lld: sequence %lld ends before %d",
+             static_cast<long long>(p), static_cast<long long>(seq), end);
+    }
+    const int32_t next = p < 0 ? end : static_cast<int32_t>(p);
+    require_seen(static_cast<uint32_t>(seq), next);
     if (states_.any() && resume_points_.size() >= states_.n_kept()) {
         fail(KVG_CACHE_FULL, "there is room for %u resume points of %s each; release some, or use a larger checkpoint_bytes",
              states_.n_kept(), format_bytes(states_.row_bytes()).c_str());

@@ -122,9 +122,10 @@ public:
     // error(KVG_INVALID_ARGUMENT) when there is no hold, and no resume point, with this id
     void require_hold(int64_t hold) const;
 
-    // What windows need where a sequence stands, kept whatever becomes of it: a hold like the others, for attach() as the last of them and
-    // release(). p0 and p1 are the position. error(KVG_INVALID_ARGUMENT) when the sequence is empty, or can't go on
-    hold_range resume_point(int64_t seq);
+    // What windows need in front of position p of a sequence (below 0: where it ends), kept whatever becomes of it: a hold like the others,
+    // for attach() as the last of them and release(). p0 and p1 are the position. error(KVG_INVALID_ARGUMENT) when the sequence is empty, or
+    // can't go on there
+    hold_range resume_point(int64_t seq, int64_t p = -1);
     // The same, kept for the sequence and moved with it, until something is put or taken before that position or a window needs the room.
     // Returns the position.
     int32_t keep_checkpoint(int64_t seq);

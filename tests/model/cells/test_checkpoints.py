@@ -287,6 +287,41 @@ def test_a_shared_prefix_is_gone_on_with(mixed: kvg.Model) -> None:
             ctx.kv.attach(point, 1)
 
 
+def test_a_resume_point_inside_a_text(mixed: kvg.Model) -> None:
+    """Where the window still has what is needed there, whether or not the text has gone on since."""
+    with open_context(mixed, **OPTIONS) as ctx:
+        fill(ctx, 93)  # in batches of 12: the last one begins at 84
+        hold = ctx.kv.hold(0, 0, -1)
+        points = [ctx.kv.resume_point(0, p) for p in (84, 88, 93)]
+        assert [point.p for point in points] == [84, 88, 93]
+        held = ctx.kv.cells(WINDOW)
+        assert sorted(held.pos[held.held > 0]) == list(range(84 - W, 93))
+        for p, said in ((0, "at position 0"), (94, "sequence 0 ends before 93"), (20, "has lost")):
+            with pytest.raises(kvg.InvalidArgumentError, match=said):
+                ctx.kv.resume_point(0, p)
+        fill(ctx, 120)
+        ctx.kv.seq_rm(0, 0, -1)
+        for point in points:
+            ctx.kv.attach(hold, 1, point.p)
+            ctx.kv.attach(point, 1)
+            assert nmse(go_on(ctx, point.p, 1), expected(mixed, point.p)) <= where.rule(1e-6)
+            ctx.kv.seq_rm(1, 0, -1)
+
+
+def test_room(mixed: kvg.Model) -> None:
+    """What the window could have: all but what is held. Its own cells count, those of others don't."""
+    with open_context(mixed, **OPTIONS) as ctx:
+        n_cells = ctx.kv.groups[WINDOW].n_cells
+        assert ctx.kv.room(0) == [-1, n_cells]
+        fill(ctx, 20)
+        assert ctx.kv.room(0) == [-1, n_cells]
+        assert ctx.kv.room(1) == [-1, n_cells - W]
+        point = ctx.kv.resume_point(0, 16)
+        assert ctx.kv.room(0) == [-1, n_cells - W]
+        point.release()
+        assert ctx.kv.room(0) == [-1, n_cells]
+
+
 def test_clear_releases(mixed: kvg.Model) -> None:
     with open_context(mixed, **OPTIONS) as ctx:
         fill(ctx, 48)

@@ -136,12 +136,16 @@ class WindowsMachine(CacheMachine):
             there = p if self.change("seq_rm", seq, p, -1) else -1
         self.counts["back to a checkpoint"] += far and there == p
 
-    @rule(seq=ANY_SEQS)
-    def resume_point(self, seq: int) -> None:
-        name = len(self.holds)
-        self.take(self.naive.resume_point(name, seq), self.ctx.kv.resume_point, seq)
+    @rule(seq=ANY_SEQS, back=st.integers(-2, 12))
+    def resume_point(self, seq: int, back: int) -> None:
+        """back: positions before its end; -2: it is where that is."""
+        name, is_known = len(self.holds), 0 <= seq < N_SEQ
+        p = max(0, self.naive.pos_max(seq) + 1 - back) if is_known and back > -2 else -1
+        self.take(self.naive.resume_point(name, seq, p), self.ctx.kv.resume_point, seq, p)
         if name < len(self.holds):
-            self.texts[name] = self.positions(seq)
+            before = self.holds[name].p0
+            self.texts[name] = [pos for pos in self.positions(seq) if pos < before]
+            self.counts["inside a text"] += before <= self.naive.pos_max(seq)
 
     def positions(self, seq: int) -> list[int]:
         return sorted(cell.pos for cell in self.naive.full.of(seq))
