@@ -1,9 +1,13 @@
-"""`pykvgraph bench --cache stream` between two network namespaces: 1 ms of delay each way, and 1 Gbit/s.
+"""What streams cost: here, over each transport, and between two machines with 1 ms each way and 1 Gbit/s.
 
-    python benchmarks/stream_machines.py --json benchmarks/results/stream_machines.json --plot picture.png
+    python benchmarks/streams.py
 
-Needs root, `ip`, `taskset` and /dev/net/tun. Each side is one command of pykvgraph, as on two machines. The
-sender has the first CPU, and one thread; the receiver and the cable have the last CPU.
+It runs `pykvgraph bench --cache stream`, writes the figures and the pictures, and prints rows for the tables
+of docs/streams.md; about 15 minutes. --only here, --only machines: one of both.
+
+The machines are network namespaces, for which it needs root, `ip`, `taskset` and /dev/net/tun. Each side is
+one command of pykvgraph. The sender has the first CPU, and one thread; the receiver and the cable have the
+last CPU.
 """
 
 from __future__ import annotations
@@ -26,10 +30,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from shapes import SMALL, machine, written
+from shapes import ROOT, SMALL, machine, written
 from support.models import ModelSpec, WeightType  # shapes has told where
 
 DELAY, BITS_PER_SECOND, MTU = 0.001, 1e9, 65000  # large packets: the cable is a program
+CABLE = {"delay each way, s": DELAY, "bits a second": BITS_PER_SECOND}
+TRANSPORTS = ("unix", "tcp", "mpi", "file")
 SENDER, RECEIVER = f"kvg-{os.getpid()}-a", f"kvg-{os.getpid()}-b"
 ADDRESSES = {SENDER: "10.77.7.1", RECEIVER: "10.77.7.2"}
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
@@ -93,7 +99,17 @@ def bench(namespace: str, cpu: int, model: Path, arguments: str) -> subprocess.P
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def measure(model: Path, depths: str, repetitions: int, plot: Path | None) -> list[dict[str, Any]]:
+def measured_here(model: Path, arguments: str) -> list[dict[str, Any]]:
+    over = " ".join(f"--over {kind}" for kind in TRANSPORTS)
+    command = f"{shlex.quote(sys.executable)} -m pykvgraph bench -m {shlex.quote(str(model))} -t 1 -p 0 -n 0"
+    told = subprocess.run(
+        shlex.split(f"{command} --cache stream {over} {arguments}"), stdout=subprocess.PIPE, check=True
+    )
+    found: list[dict[str, Any]] = json.loads(told.stdout)["streams"]
+    return found
+
+
+def measured_between(model: Path, arguments: str) -> list[dict[str, Any]]:
     os.environ["KVGRAPH_STREAM_TOKEN"] = secrets.token_hex(32)
     cpus = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cpus[-1:])  # the cable
@@ -101,9 +117,7 @@ def measure(model: Path, depths: str, repetitions: int, plot: Path | None) -> li
     with namespaces(), bench(RECEIVER, cpus[-1], model, f"--receive {address}") as receiver:
         assert receiver.stdout is not None
         address = receiver.stdout.readline().split()[2].rstrip(";")
-        drawn = f"--plot {shlex.quote(str(plot))}" if plot else ""
-        arguments = f"-p 0 -n 0 -d {depths} -r {repetitions} --to {address} --json {drawn}"
-        with bench(SENDER, cpus[0], model, arguments) as sender:
+        with bench(SENDER, cpus[0], model, f"-p 0 -n 0 --to {address} {arguments}") as sender:
             told, _ = sender.communicate()
         if sender.returncode:
             receiver.terminate()
@@ -113,26 +127,42 @@ def measure(model: Path, depths: str, repetitions: int, plot: Path | None) -> li
     return found
 
 
+def table_rows(streams: list[dict[str, Any]]) -> Iterator[str]:
+    """As docs/streams.md has them: of levels 0 to 3 the prompt's milliseconds, tokens and totals."""
+    for way in dict.fromkeys((row["transport"], row["depth"]) for row in streams):
+        own = [row for row in streams if (row["transport"], row["depth"]) == way and row["level"] is not None]
+        cells = [f"{row['behind'] * 1e3:.1f}" for row in own]
+        cells += [f"{row['token_more']:.1%}" for row in own] + [f"{row['total_more']:.1%}" for row in own]
+        yield f"| {way[0]}, {way[1]} | " + " | ".join(cells) + " |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path, help="a GGUF file; default: 219 M random parameters in Q8_0")
-    parser.add_argument("--depths", default="500,2000", help="tokens of the prompts")
+    parser.add_argument("--only", choices=("here", "machines"))
+    parser.add_argument("--depths", help="tokens of the prompts; default: 2000, between machines 500,2000")
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="a file for the figures")
-    parser.add_argument("--plot", type=Path, help="a PNG, SVG or PDF")
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--pictures", type=Path, default=ROOT / "docs")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = options.model or written(ModelSpec(weights=WeightType.Q8_0, **SMALL), Path(folder))
-        streams = measure(model, options.depths, options.repetitions, options.plot)
-    for row in streams:
-        print(json.dumps(row))
-    if options.json:
         name = options.model.name if options.model else "219M-Q8_0"
-        cable = {"delay each way, s": DELAY, "bits a second": BITS_PER_SECOND}
-        report = {"machine": machine(), "model": name, "threads": 1, "cable": cable, "streams": streams}
-        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        for part, file, depths, measured, where in (
+            ("here", "stream", "2000", measured_here, {}),
+            ("machines", "stream_machines", "500,2000", measured_between, {"cable": CABLE}),
+        ):
+            if options.only not in (None, part):
+                continue
+            picture = shlex.quote(str(options.pictures / f"{file}.png"))
+            arguments = f"-d {options.depths or depths} -r {options.repetitions} --json --plot {picture}"
+            streams = measured(model, arguments)
+            print("\n".join(table_rows(streams)), flush=True)
+            report = {"machine": machine(), "model": name, "threads": 1, **where, "streams": streams}
+            text = json.dumps(report, indent=1) + "\n"
+            (options.results / f"{file}.json").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
