@@ -48,6 +48,36 @@ template <class W> struct weight_rows {
     }
 };
 
+// What N rows of numbers give with M rows of weights, as 16 sums each
+template <class W, uint32_t N, uint32_t M>
+[[gnu::always_inline]] inline void add_products(uint32_t n_in, size_t ahead, const typename W::weight * const * w,
+                                                const typename W::number * const * x, __m512 (*sum)[M]) {
+    const auto add = [&](auto load, auto row) __attribute__((always_inline)) {
+        decltype(load(w[0])) weights[M];
+        for (uint32_t i = 0; i < M; ++i) {
+            weights[i] = load(w[i]);
+        }
+        for (uint32_t r = 0; r < N; ++r) {
+            const auto numbers = row(x[r]);
+            for (uint32_t i = 0; i < M; ++i) {
+                sum[r][i] = W::add(sum[r][i], weights[i], numbers);
+            }
+        }
+    };
+    uint32_t k = 0;
+    for (; k + W::STEP <= n_in; k += W::STEP) {
+        if (N > 1 && N < WIDE && k % (64 / sizeof(typename W::weight)) == 0) {
+            for (uint32_t i = 0; i < M; ++i) {
+                _mm_prefetch(reinterpret_cast<const char *>(w[i] + k) + ahead, _MM_HINT_T1);
+            }
+        }
+        add([&](const auto * from) { return W::load(from + k); }, [&](const auto * from) { return W::row(from + k); });
+    }
+    if (const uint32_t n = n_in - k; n > 0) {
+        add([&](const auto * from) { return W::load(from + k, n); }, [&](const auto * from) { return W::row(from + k, n); });
+    }
+}
+
 // N rows of numbers with four rows of weights. out: of the first row of numbers
 template <class W, uint32_t N>
 inline void multiply(const product_job & job, const weight_rows<W> & w, const typename W::number * const * x, float * out) {
@@ -57,26 +87,14 @@ inline void multiply(const product_job & job, const weight_rows<W> & w, const ty
             sum[r][i] = _mm512_setzero_ps();
         }
     }
-    const auto add = [&](auto load, auto row) __attribute__((always_inline)) {
-        const decltype(load(w.at[0])) weights[TALL] = {load(w.at[0]), load(w.at[1]), load(w.at[2]), load(w.at[3])};
-        for (uint32_t r = 0; r < N; ++r) {
-            const auto numbers = row(x[r]);
-            for (uint32_t i = 0; i < TALL; ++i) {
-                sum[r][i] = W::add(sum[r][i], weights[i], numbers);
-            }
+    if constexpr (N == 1) { // waits for memory, which is fastest in its order
+        for (uint32_t i = 0; i < TALL; ++i) {
+            __m512 one[1][1] = {{sum[0][i]}};
+            add_products<W, 1, 1>(job.n_in, 0, w.at + i, x, one);
+            sum[0][i] = one[0][0];
         }
-    };
-    uint32_t k = 0;
-    for (; k + W::STEP <= job.n_in; k += W::STEP) {
-        if (N < WIDE && k % (64 / sizeof(typename W::weight)) == 0) {
-            for (uint32_t i = 0; i < TALL; ++i) {
-                _mm_prefetch(reinterpret_cast<const char *>(w.at[i] + k) + TALL * job.weight_stride, _MM_HINT_T1);
-            }
-        }
-        add([&](const auto * from) { return W::load(from + k); }, [&](const auto * from) { return W::row(from + k); });
-    }
-    if (const uint32_t n = job.n_in - k; n > 0) {
-        add([&](const auto * from) { return W::load(from + k, n); }, [&](const auto * from) { return W::row(from + k, n); });
+    } else {
+        add_products<W, N, TALL>(job.n_in, TALL * job.weight_stride, w.at, x, sum);
     }
     for (uint32_t r = 0; r < N; ++r) {
         const __m128 four = sums_of_lanes(sum[r]);

@@ -21,7 +21,7 @@ using sums = float[TILE]; // of one row with each row of weights
 
 // Where a kernel that is at some offset of a tile's rows fetches from, beside where it is: further on in these rows, or in those of the next
 // tile. The latter may be another thread's, so that each of its runs begins with nothing fetched: the distance is short.
-constexpr size_t AHEAD_IN_ROW = 512;
+constexpr size_t AHEAD_IN_ROW = 1024;
 inline size_t fetched_at(size_t offset, size_t stride, size_t next) {
     const size_t there = offset + (AHEAD_IN_ROW < stride ? AHEAD_IN_ROW : stride);
     return there < stride ? there : there - stride + next;

@@ -83,25 +83,30 @@ inline void add_block(__m512 * sum, const block_numbers & numbers, const block_s
                       uint32_t b) {
     constexpr uint32_t PARTS = FORM == HALVES ? 2 : 1;
     __m512i products[N][PARTS];
+#pragma GCC unroll 8
     for (uint32_t r = 0; r < N; ++r) {
         const auto lift = [&](size_t of) { return load<int32_t>(x.block(r, b) + of); };
         const int32_t half = PARTS == 2 ? lift(offsetof(rounded_32, lift_of_half)) : 0;
         products[r][0] = _mm512_set1_epi32(half);
         products[r][PARTS - 1] = _mm512_set1_epi32(FORM == MINIMUM ? 0 : lift(offsetof(rounded_32, lift)) - half);
     }
+#pragma GCC unroll 8
     for (uint32_t j = 0; j < BLOCK / 4; ++j) {
+#pragma GCC unroll 8
         for (uint32_t r = 0; r < N; ++r) {
             const __m512i four = _mm512_set1_epi32(load<int32_t>(x.at(r, b) + j * 4));
             __m512i & of_part = products[r][j * PARTS / (BLOCK / 4)];
             of_part = _mm512_dpbusd_epi32(of_part, numbers.at[j], four);
         }
     }
+#pragma GCC unroll 8
     for (uint32_t r = 0; r < N; ++r) {
         const uint8_t * block = x.block(r, b);
         if constexpr (FORM == MINIMUM) {
             sum[r] = _mm512_fmadd_ps(weights.others, _mm512_set1_ps(load<float>(block + offsetof(rounded_32, total))), sum[r]);
         }
         const __m512 scale = _mm512_set1_ps(load<float>(block + offsetof(rounded_32, scale)));
+#pragma GCC unroll 2
         for (uint32_t i = 0; i < PARTS; ++i) {
             const __m512 both = _mm512_mul_ps(i == 0 ? weights.scales : weights.others, scale);
             sum[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(products[r][i]), both, sum[r]);
