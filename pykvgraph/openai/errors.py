@@ -91,14 +91,14 @@ def no_room(n_prompt: int, n_ctx: int, is_least: bool = False) -> WireError:
     """The prompt is longer than a request may be. is_least: it may have more tokens than these.
 
     Clients know this error by words of its message: "prompt is too long" is Anthropic's, "exceeds the
-    available context size" llama-server's.
+    available context size" and "too large" llama-server's.
     """
     n_told = f"at least {n_prompt}" if is_least else n_prompt
     return WireError(
         400,
         TOO_LONG,
-        f"prompt is too long: it has {n_told} tokens and exceeds the available context size. A request may "
-        f"have {n_ctx} tokens with its answer. "
+        f"prompt is too long: it has {n_told} tokens and exceeds the available context size. It is too large "
+        f"for a request, which may have {n_ctx} tokens with its answer. "
         "Shorten it, or start the server with a larger -c or fewer -np",
         n_prompt_tokens=n_prompt,
         n_ctx=n_ctx,
