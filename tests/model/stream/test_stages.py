@@ -14,9 +14,12 @@ from support.architectures import ArchSpec
 from support.engines import open_context, random_ids
 from support.models import N_VOCAB, WeightType
 from support.stages import batch_of, greedy, pipeline, stage_contexts
-from support.streams import split
+from support.streams import TIMEOUT, beside, pair, split
 
 import pykvgraph as kvg
+from pykvgraph import stream
+from pykvgraph.stream.stage import StageCache
+from pykvgraph.stream.stage_frame import FrameKind, noted, receive_frame
 
 N_LAYER = 12
 N_EMBD = 64
@@ -250,3 +253,28 @@ class TestRefused:
     def test_gaps(self, architecture: Architecture, cuts: list[range], said: str) -> None:
         with pytest.raises(kvg.StateError, match=said), pipeline(architecture(LLAMA), cuts, **OPTIONS):
             pass
+
+    @pytest.mark.parametrize("stages", [None, [], [[0]], [["a", "b"]], [[0, 4], [3, 6]], [[0, 5]]])
+    def test_what_is_no_line_of_stages(self, architecture: Architecture, stages: Any) -> None:
+        """What a stage hears from the one before it is checked, and the others hear why it ends."""
+        with stage_contexts(architecture(LLAMA), CUTS[0], **OPTIONS) as (_, last):
+            (head, before), (after, back) = pair(), pair()
+            worker = beside(lambda: stream.run_stage(last, before, after))
+            stage = StageCache(last, None)
+            noted(FrameKind.HELLO, {**stage.facts(), "stages": stages}).send(head)
+            assert receive_frame(back, stage.limits).kind == FrameKind.FAILED
+            with pytest.raises(kvg.StateError, match="layers 6 to 11 doesn't fit"):
+                worker.result(TIMEOUT)
+
+    def test_other_sizes(self, architecture: Architecture) -> None:
+        path = architecture(LLAMA)
+        with (
+            stage_contexts(path, CUTS[0], **OPTIONS) as (first, _),
+            stage_contexts(path, CUTS[0], **{**OPTIONS, "n_ubatch": 4}) as (_, last),
+        ):
+            (to_last, before), (after, back) = pair(), pair()
+            worker = beside(lambda: stream.run_stage(last, before, after))
+            with pytest.raises(kvg.StateError, match="n_ubatch is 4 there, and 8"):
+                stream.Pipeline(first, to_last, back)
+            with pytest.raises(kvg.StateError, match="n_ubatch"):
+                worker.result(TIMEOUT)
