@@ -98,7 +98,6 @@ class Engine(NotCopied):
     ) -> None:
         if not isinstance(model, Model):
             raise InvalidArgumentError(f"model must be a pykvgraph.Model, got {shown(model)}")
-        model._require_all_layers()
         self.adapters = pairs_of(adapters)
         own = {"checkpoint_cells", "checkpoint_bytes"} & context.keys()
         if own:

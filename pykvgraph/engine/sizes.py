@@ -72,8 +72,10 @@ def sizes_for(
     A cache that leaves others too little memory is warned of, with what to type. batch: n_batch and n_ubatch.
     n_states: how many states more than the resume points' are kept at a time, of a model that has any. draft:
     its cache has as many cells; where not even the smallest ones fit together, it has none. context: the
-    other arguments of Context, adapters too. Raises what Context does, and DeviceError when nothing fits.
+    other arguments of Context, adapters too. Raises what Context does, UnsupportedError for a stage of a
+    pipeline, and DeviceError when nothing fits.
     """
+    model._require_all_layers()
     with Context(model, n_ctx=256, n_batch=32, n_ubatch=32, n_seq_max=1, **context) as probe:
         groups = probe.kv.groups
     free = int(_free_bytes(model) * budget.share)

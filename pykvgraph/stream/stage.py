@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from pykvgraph.checks import native_path, shown
@@ -61,35 +62,47 @@ class StageCache:
 
     def call(self, name: str, arguments: Sequence[Any]) -> None:
         """Raises what the call raises, and InvalidArgumentError for a call that there isn't."""
-        if name in _EDITS:
-            getattr(self.ctx.kv, name)(*arguments)
-        elif name in ("save", "load"):
-            {"save": self.save, "load": self.load}[name](*arguments)
-        else:
+        calls = {each: getattr(self.ctx.kv, each) for each in _EDITS} | {"save": self.save, "load": self.load}
+        if name not in calls:
             raise InvalidArgumentError(f"a stage has no call {shown(name)}")
+        try:
+            calls[name](*arguments)
+        except TypeError as error:  # too few arguments, or too many
+            raise InvalidArgumentError(f"{name}: {error}") from None
 
     def save(self, seq: int, name: str, cuts: Sequence[Sequence[int]]) -> None:
         """The layers of a sequence, in pieces for the stages of a pipeline that has these cuts."""
-        self._with_pieces(name, [self.own], ranges(cuts), lambda layout: stream_out(self.ctx, seq, layout))
+        pieces = self._pieces(name, [self.own], self._all(cuts))
+        with closing(Layout(_opened(pieces))) as layout:
+            stream_out(self.ctx, seq, layout)
 
     def load(self, seq: int, name: str, cuts: Sequence[Sequence[int]]) -> None:
         """The layers that are here, of a sequence that a pipeline with these cuts has saved."""
-        self._with_pieces(name, ranges(cuts), [self.own], lambda layout: stream_in(self.ctx, seq, layout))
+        pieces = self._pieces(name, self._all(cuts), [self.own])
+        if missing := [place for place in pieces if not os.path.isdir(place)]:
+            raise StateError(f"{missing[0]} is missing: no such sequence was saved, or with other cuts")
+        with closing(Layout(_opened(pieces))) as layout:
+            stream_in(self.ctx, seq, layout)
 
-    def _with_pieces(
-        self, name: str, source: Sequence[range], target: Sequence[range], work: Callable[[Layout], None]
-    ) -> None:
+    def _all(self, cuts: Sequence[Sequence[int]]) -> list[range]:
+        found = ranges(cuts)
+        if found[-1].stop != self.ctx.model.n_layer:
+            raise InvalidArgumentError(f"cuts end at layer {found[-1].stop}, of {self.ctx.model.n_layer}")
+        return found
+
+    def _pieces(self, name: str, source: Sequence[range], target: Sequence[range]) -> dict[str, range]:
+        """The folders of the layers that travel together, and these layers."""
         if self._folder is None:
             raise InvalidArgumentError("a stage has no folder for sequences: give it one")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise InvalidArgumentError(f"a name has 1 to 64 letters, digits, _ or -, got {shown(name)}")
-        pieces = crossings(source, target).values()
         place = os.path.join(self._folder, name)
-        layout = Layout({open_transport(f"file:{place}/{p.start}-{p.stop}"): p for p in pieces})
-        try:
-            work(layout)
-        finally:
-            layout.close()
+        pieces = crossings(source, target).values()
+        return {os.path.join(place, f"{piece.start}-{piece.stop}"): piece for piece in pieces}
+
+
+def _opened(pieces: Mapping[str, range]) -> dict[Transport, range]:
+    return {open_transport(f"file:{place}"): layers for place, layers in pieces.items()}
 
 
 def ranges(cuts: Sequence[Sequence[int]]) -> list[range]:

@@ -162,6 +162,29 @@ def test_adapters_add_to_the_layers_of_a_stage(architecture: Architecture, tmp_p
         assert not np.array_equal(parts.pipe.decode(batch_of(PROMPT)), rows[0])
 
 
+def test_what_can_not_be_saved_or_loaded(architecture: Architecture, tmp_path: Path) -> None:
+    with pipeline(architecture(LLAMA), CUTS[0], tmp_path, **OPTIONS) as parts:
+        pipe = parts.pipe
+        pipe.decode(batch_of(PROMPT))
+        for cuts in ([range(6), range(7, 12)], [range(6), range(6, 11)], [range(1, 12)], []):
+            with pytest.raises(kvg.InvalidArgumentError, match="cuts"):
+                pipe.save(0, "text", cuts)
+        for name in ("", "../text", "a" * 65):
+            with pytest.raises(kvg.InvalidArgumentError, match="a name has"):
+                pipe.save(0, name)
+        with pytest.raises(kvg.InvalidArgumentError, match="seq_rm: "):
+            pipe.edit("seq_rm", 0)
+        with pytest.raises(kvg.StateError, match="no such sequence was saved"):
+            pipe.load(1, "text")
+        pipe.save(0, "text")
+        with pytest.raises(kvg.StateError, match="other cuts"):
+            pipe.load(1, "text", CUTS[1])
+        with pytest.raises(kvg.InvalidArgumentError, match="has cells"):
+            pipe.load(0, "text")
+        pipe.load(1, "text")
+        assert np.array_equal(pipe.append(7, 1), pipe.append(7, 0))
+
+
 @pytest.mark.parametrize("at", [1, 2])
 def test_a_batch_that_a_later_stage_refuses_is_taken_back(architecture: Architecture, at: int) -> None:
     with pipeline(architecture(LLAMA), CUTS[1], **OPTIONS) as parts:
