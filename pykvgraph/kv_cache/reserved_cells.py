@@ -133,7 +133,13 @@ def read_rows(
     row_bytes: int,
 ) -> RawRows:
     """Reads rows of cells. layers: indices into the group's layers. row_bytes: K and V of a cell in one."""
-    chosen = integers(cells, "cells", 0)
+    return read_rows_of(context, group, layers, integers(cells, "cells", 0), row_bytes)
+
+
+def read_rows_of(
+    context: int, group: int, layers: range, chosen: npt.NDArray[np.int32], row_bytes: int
+) -> RawRows:
+    """As read_rows(), of cells that the cache has told of."""
     rows = RawRows(np.empty(len(layers) * len(chosen) * row_bytes, np.uint8), np.empty(len(chosen), np.uint8))
     request = sized(
         KvgKvReadRequest,

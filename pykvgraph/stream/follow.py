@@ -140,9 +140,7 @@ class Following:
                 self._ctx.kv._handle.call(lambda context: flush(news(context, told), together=self.level > 0))
                 return
             regions = self._ctx.kv._handle.call(lambda context: list(news(context, told)))
-            sent = self._sender.put(regions)
-            if self.level == 2 or is_last:
-                sent.result()
+            self._sender.put(regions, waits=self.level == 2 or is_last)
         except BaseException:
             self.abandon()
             raise
@@ -210,10 +208,10 @@ class Sender:
         self._thread = threading.Thread(target=self._run, name="pykvgraph stream", daemon=True)
         self._thread.start()
 
-    def put(self, regions: list[Region]) -> Future[None]:
-        """They are flushed when what was tapped before is."""
+    def put(self, regions: list[Region], *, waits: bool) -> None:
+        """They are flushed when what was tapped before is. waits: until then. Raises what flush() does."""
         n_bytes = sum(region.n_bytes for region in regions)
-        job = _Job(regions, n_bytes, Future())
+        job = _Job(regions, n_bytes, Future() if waits else None)
         with self._lock:
             if self._n_bytes and self._n_bytes + n_bytes > MAX_BYTES:
                 raise TransportError(f"the other end doesn't keep up: {self._n_bytes} bytes wait to be sent")
@@ -222,7 +220,8 @@ class Sender:
         self.tap.mark()  # only now: the thread wakes once, and finds the job
         if self._error is not None:
             raise TransportError(str(self._error)) from self._error
-        return job.sent
+        if job.sent is not None:
+            job.sent.result()
 
     def close(self) -> None:
         """Ends the thread when it has sent what was put."""
@@ -247,7 +246,8 @@ class Sender:
                 with self._lock:
                     self._n_bytes -= sum(job.n_bytes for job in self._taken)
                 for job in self._taken:
-                    job.sent.set_result(None)
+                    if job.sent is not None:
+                        job.sent.set_result(None)
                 self._taken.clear()
         except BaseException as error:
             slow = isinstance(error, DeviceError)  # the tap is over
@@ -256,7 +256,7 @@ class Sender:
             self._layout.close()
             while True:
                 for job in self._taken:
-                    if not job.sent.done():
+                    if job.sent is not None and not job.sent.done():
                         job.sent.set_exception(failure)
                 self._taken.clear()
                 if self._is_over:
@@ -300,8 +300,8 @@ class Sender:
 
 
 class _Job(NamedTuple):
-    """Regions to be flushed together."""
+    """Regions to be flushed together. sent: for who waits; None: nobody does."""
 
     regions: list[Region]
     n_bytes: int
-    sent: Future[None]
+    sent: Future[None] | None

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pykvgraph._native.kv import read_states
 from pykvgraph._native.library import lib
 from pykvgraph.errors import StateError
-from pykvgraph.kv_cache.reserved_cells import read_rows
+from pykvgraph.kv_cache.reserved_cells import read_rows_of
 from pykvgraph.kv_cache.saved.device_rows import PackedRows
 from pykvgraph.stream.header import HEADER_KEY, STATE_KEY, TABLE_KEY, MessageHeader, MessageKind
 from pykvgraph.stream.layout import Layout
@@ -167,7 +167,7 @@ def layer_rows(
             yield Region(over[layer], packed_key(layer), own)
             continue
         of = range(k.place, k.place + 1)
-        rows = read_rows(context, k.group, of, cells[k.group], k.n_bytes + v.n_bytes).data
+        rows = read_rows_of(context, k.group, of, cells[k.group], k.n_bytes + v.n_bytes).data
         yield from split_rows(over[layer], shape, layer, rows, None if runs is None else runs[k.group])
 
 
@@ -201,17 +201,23 @@ def token(
     for index, group in enumerate(shape.geometry.groups):
         cells = new_cells(context, seq, index, pos).cells
         row_bytes = group.cell_bytes // max(group.n_layer, 1)
-        data = read_rows(context, index, range(group.n_layer), cells, row_bytes).data
+        data = read_rows_of(context, index, range(group.n_layer), cells, row_bytes).data
         rows.append(data.reshape(group.n_layer, row_bytes))
     for transport, layers in layout.parts:
-        k, v = [np.empty(0, np.uint8)], [np.empty(0, np.uint8)]
+        k, v = [], []
         for places, (k_row, _), group_rows in shape.places(layers, rows):
-            k.append(group_rows[places, : k_row.n_bytes].ravel())
-            v.append(group_rows[places, k_row.n_bytes :].ravel())
+            own = group_rows if len(places) == len(group_rows) else group_rows[places]
+            k.append(own[:, : k_row.n_bytes].ravel())
+            v.append(own[:, k_row.n_bytes :].ravel())
         yield Region(transport, HEADER_KEY, header)
-        yield Region(transport, "k", np.concatenate(k))
-        yield Region(transport, "v", np.concatenate(v))
+        yield Region(transport, "k", _joined(k))
+        yield Region(transport, "v", _joined(v))
     yield from state_regions(shape, layout, state)
+
+
+def _joined(parts: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
+    """One after the other; most models have one group of cells, so there is one."""
+    return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint8), *parts])
 
 
 def state_regions(shape: Shape, layout: Layout, state: State | None) -> Iterator[Region]:
