@@ -39,6 +39,15 @@ ggml_backend_t backends::of(ggml_backend_dev_t device) const {
                          [&](ggml_backend_t backend) { return ggml_backend_get_device(backend) == device; });
 }
 
+bool backends::wait() const {
+    return computed([&] {
+        for (ggml_backend_t backend : handles_) {
+            ggml_backend_synchronize(backend);
+        }
+        return GGML_STATUS_SUCCESS;
+    });
+}
+
 void backends::set_threads(int n_threads) const {
     if (n_threads > 1) {
         require_threads();

@@ -17,6 +17,8 @@ public:
     // device: one of them
     ggml_backend_t of(ggml_backend_dev_t device) const;
     ggml_backend_t cpu() const { return handles_.back(); }
+    // Until each has done what it was given. False when one failed.
+    bool wait() const;
     // Of the CPU. error(KVG_UNSUPPORTED) for more than one in a child of a fork whose parent used several.
     void set_threads(int n_threads) const;
 

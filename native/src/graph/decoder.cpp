@@ -175,6 +175,17 @@ void decoder::compute() {
     }
 }
 
+void decoder::wait() {
+    const auto start = std::chrono::steady_clock::now();
+    const bool done = backends_.wait();
+    seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (!done) {
+        graphs_->drop();
+        fail(KVG_DEVICE, "%s failed while decoding; the batch's tokens are not in the cache",
+             model_.placement().name().c_str());
+    }
+}
+
 std::string decoder::attention_on(ggml_backend_dev_t device) const {
     for (uint32_t il = 0; il < cache_.n_layer(); ++il) {
         const attention_kind kind = attentions_[il].kind;

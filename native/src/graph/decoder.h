@@ -57,8 +57,10 @@ public:
     class carrier * carrier() { return carrier_.get(); }
     // Those who take what graphs write; they must be told what the next one does.
     class taps & taps() { return taps_; }
-    // The graph that was prepared. error(KVG_DEVICE)
+    // The graph that was prepared. One without outputs may still be computed afterwards, until wait(). error(KVG_DEVICE)
     void compute();
+    // error(KVG_DEVICE)
+    void wait();
     // spent in graphs so far
     double seconds() const { return seconds_; }
 

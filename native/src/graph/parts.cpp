@@ -1,7 +1,6 @@
 #include "graph/parts.h"
 
 #include <algorithm>
-#include <map>
 #include <set>
 
 #include "host_memory.h"
@@ -50,7 +49,7 @@ private:
 graph_parts::graph_parts(const decode_graph & graph) : graph_(graph) {
     for (int i = 0; i < ggml_graph_n_nodes(graph.graph()); ++i) {
         ggml_tensor * node = ggml_graph_node(graph.graph(), i);
-        sources_.emplace_back(node, sources_of(node));
+        sources_.emplace(node, sources_of(node));
     }
 }
 
@@ -58,7 +57,7 @@ ggml_cgraph * graph_parts::graph_of(const std::vector<ggml_tensor *> & nodes) {
     const std::set<ggml_tensor *> own(nodes.begin(), nodes.end());
     std::set<ggml_tensor *> others;
     for (const ggml_tensor * node : nodes) {
-        for (ggml_tensor * source : sources_of(node)) {
+        for (ggml_tensor * source : node->src) {
             if (source && own.count(source) == 0) {
                 others.insert(source);
             }
@@ -81,7 +80,6 @@ ggml_cgraph * graph_parts::graph_of(const std::vector<ggml_tensor *> & nodes) {
 
 void graph_parts::cut(ggml_backend_sched_t sched) {
     std::vector<std::vector<ggml_tensor *>> nodes;
-    const std::map<ggml_tensor *, std::vector<ggml_tensor *>> before(sources_.begin(), sources_.end());
     const std::vector<graph_turn> & turns = graph_.turns();
     std::set<ggml_tensor *> copied;
     size_t next = 0;                  // turn
@@ -100,9 +98,10 @@ void graph_parts::cut(ggml_backend_sched_t sched) {
         current = backend ? backend : current;
         parts_.back().backend = backend ? backend : parts_.back().backend;
         nodes.back().push_back(node);
+        const std::vector<ggml_tensor *> & before = sources_.at(node);
         for (size_t j = 0; j < GGML_MAX_SRC; ++j) {
-            if (node->src[j] != before.at(node)[j] && copied.insert(node->src[j]).second) {
-                parts_[first].copied.emplace_back(before.at(node)[j], node->src[j]);
+            if (node->src[j] != before[j] && copied.insert(node->src[j]).second) {
+                parts_[first].copied.emplace_back(before[j], node->src[j]);
             }
         }
         is_turn = next < turns.size() && turns[next].after == node;

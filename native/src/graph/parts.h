@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -33,7 +34,7 @@ private:
     ggml_cgraph * graph_of(const std::vector<ggml_tensor *> & nodes);
 
     const decode_graph & graph_;
-    std::vector<std::pair<ggml_tensor *, std::vector<ggml_tensor *>>> sources_; // of each node, before any were replaced
+    std::unordered_map<ggml_tensor *, std::vector<ggml_tensor *>> sources_; // of each node, before any were replaced
     std::vector<graph_part> parts_;
     std::vector<ggml_context_ptr> contexts_; // of the parts' graphs
 };

@@ -100,7 +100,8 @@ bool scheduler::reserve(const decode_graph & graph) {
 bool scheduler::allocate(const decode_graph & graph) {
     ggml_backend_sched_reset(ready());
     assign(graph);
-    parts_ = graph.turns().empty() ? nullptr : std::make_unique<graph_parts>(graph);
+    const bool has_parts = !graph.turns().empty() || (graph.shape().n_outputs == 0 && backends_.all().size() > 2);
+    parts_ = has_parts ? std::make_unique<graph_parts>(graph) : nullptr;
     if (!ggml_backend_sched_alloc_graph(sched_.get(), graph.graph())) {
         sched_.reset(); // it would take the next graph of this shape for allocated
         return false;
@@ -131,17 +132,21 @@ struct onlookers {
     }
 };
 
-// Each part as soon as that before it is given, too. A device is waited for where another one goes on, as ggml's scheduler does.
-ggml_status scheduler::compute_parts(carrier & carrier) {
+// Each part as soon as that before it is given, too. A device is waited for where another one goes on, as ggml's scheduler does, and before
+// what it may still read of the graph before is overwritten. Copies are made at once, so that nothing of this graph is read later elsewhere.
+ggml_status scheduler::compute_parts(carrier * carrier) {
     ggml_backend_t last = nullptr;
     for (const graph_part & part : parts_->all()) {
-        if (last && part.backend && part.backend != last) {
-            ggml_backend_synchronize(last);
+        for (ggml_backend_t backend :
+             {part.backend && part.backend != last ? last : nullptr, part.copied.empty() ? nullptr : part.backend}) {
+            if (backend) {
+                ggml_backend_synchronize(backend);
+            }
         }
         for (const auto & [from, to] : part.copied) {
             ggml_backend_tensor_copy(from, to);
         }
-        if (part.turn && !carrier.give(*part.turn)) {
+        if (carrier && part.turn && !carrier->give(*part.turn)) {
             return GGML_STATUS_FAILED;
         }
         if (part.backend) {
@@ -151,7 +156,7 @@ ggml_status scheduler::compute_parts(carrier & carrier) {
             }
             last = part.backend;
         }
-        if (part.turn && !carrier.given(*part.turn)) {
+        if (carrier && part.turn && !carrier->given(*part.turn)) {
             return GGML_STATUS_FAILED;
         }
     }
@@ -160,7 +165,10 @@ ggml_status scheduler::compute_parts(carrier & carrier) {
 
 bool scheduler::compute(const decode_graph & graph, carrier * carrier, taps * taps) {
     if (carrier && !taps && carrier->begin_ahead(graph)) {
-        return carrier->finish(computed([&] { return compute_parts(*carrier); }));
+        return carrier->finish(computed([&] { return compute_parts(carrier); }));
+    }
+    if (parts_ && !carrier && !taps) {
+        return computed([&] { return compute_parts(nullptr); });
     }
     const auto run = [&] { return ggml_backend_sched_graph_compute(sched_.get(), graph.graph()); };
     onlookers all = {carrier, taps};

@@ -27,7 +27,8 @@ public:
     bool reserve(const decode_graph & graph);
     // The graph that compute() will run, in place of the one before. False when a device has no memory for it.
     bool allocate(const decode_graph & graph);
-    // carrier: of its working rows; taps: of what it writes. nullptr: there are none. False when a device failed.
+    // carrier: of its working rows; taps: of what it writes. nullptr: there are none. False when a device failed. A graph without outputs,
+    // carrier and taps may still be computed afterwards: see backends::wait().
     bool compute(const decode_graph & graph, carrier * carrier, taps * taps);
     // bytes held on each device, in the order of backends
     std::vector<size_t> sizes() const;
@@ -37,12 +38,12 @@ private:
     ggml_backend_sched_t ready();
     void assign(const decode_graph & graph);
     void require_homes(const decode_graph & graph) const;
-    ggml_status compute_parts(carrier & carrier);
+    ggml_status compute_parts(carrier * carrier);
 
     const backends & backends_;
     size_t max_tensors_;
     ggml_backend_sched_ptr sched_;       // nullptr: to be made anew
-    std::unique_ptr<graph_parts> parts_; // of the graph that was allocated; nullptr: it has no turns
+    std::unique_ptr<graph_parts> parts_; // of the graph that was allocated; nullptr: somebody waits for it anyway
 };
 
 } // namespace kvg

@@ -40,6 +40,16 @@ static step_cost used() {
     return {seconds(), in_seconds(usage.ru_utime) + in_seconds(usage.ru_stime), usage.ru_nivcsw};
 }
 
+namespace {
+
+// Cells of a batch that failed are given to others: no device may still write into them.
+struct at_rest {
+    const backends & of;
+    ~at_rest() { of.wait(); }
+};
+
+} // namespace
+
 void step::check_output(const batch & batch, const kvg_output & output) const {
     if (output.n_rows < batch.n_outputs()) {
         fail(KVG_INVALID_ARGUMENT, "%u outputs are asked for and the buffers have room for %lld", batch.n_outputs(),
@@ -93,6 +103,7 @@ int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
     state_step states(cache_, batch);
     states.take();
     size_t row = 0;
+    const at_rest rest = {backends_};
     for (micro_batch ubatch = next(batch, 0); ubatch.n > 0; ubatch = next(batch, ubatch.begin + ubatch.n)) {
         reserved.put(ubatch.begin, ubatch.n);
         decoder_.set_runs(states.runs(ubatch.begin, ubatch.n));
@@ -102,6 +113,7 @@ int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
             row += ubatch.n_outputs;
         }
     }
+    decoder_.wait();
     if (output && output->score) {
         write_scores(*output, row);
     }
