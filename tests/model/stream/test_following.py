@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.architectures import ArchSpec
-from support.engines import decode, open_context, random_ids, run_of
+from support.engines import Token, decode, open_context, random_ids, repair, run_of
 from support.faults import fault
 from support.models import N_VOCAB
 from support.recurrent import DELTA_NET, SPECS
@@ -172,6 +172,30 @@ def test_two_decodes_without_sending(model: kvg.Model) -> None:
         with pytest.raises(kvg.InvalidArgumentError, match="has ended"):
             out.send()
         source.append(5)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("spec", [LLAMA, GEMMA], ids=lambda spec: spec.arch)
+def test_a_repair(architecture: Callable[[ArchSpec], Path], spec: ArchSpec, level: int) -> None:
+    """Tokens in the middle of the text are others now, alone and with one at its end."""
+    with (
+        kvg.Model(architecture(spec)) as model,
+        open_context(model, **OPTIONS, swa_full=True) as source,
+        open_context(model, **OPTIONS, swa_full=True) as target,
+    ):
+        ends = connect(model.n_layer, 1, 2)
+        came = beside(lambda: stream.stream_in(target, 1, ends.into))
+        with stream.following(source, 0, ends.out[0], level) as out:
+            read_prompt(source, out)
+            repair(source, run_of(PROMPT[:3], 20))
+            out.send()
+            source.append(5)
+            out.send()
+            repair(source, [*run_of(PROMPT[:2], 40), Token(7, len(PROMPT) + 1)])
+            out.send()
+        came.result(TIMEOUT)
+        assert same_rows(source, 0, target, 1)
+        assert greedy(target, 1, 5) == greedy(source, 0, 5)
 
 
 @pytest.mark.parametrize("level", LEVELS)
