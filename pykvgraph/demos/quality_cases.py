@@ -156,7 +156,7 @@ class EditedText:
             raise InvalidArgumentError(f"edit {self.p0}:{self.p1}: the text has positions {first} to {n}")
         for part in (passage.ids[:p0], cut, passage.ids[p0:]):
             append(ctx, TEXT, part)
-        edit(ctx.kv, TEXT, p0, p0 + len(cut), self.repair)
+        edit(ctx.kv, TEXT, p0, p0 + len(cut))
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class LinkedText:
             )
         append(ctx, TEXT, passage.ids[:begin])
         for p in range(begin, len(passage.ids), self.n_tokens):
-            link(ctx, TEXT, passage.ids[p : p + self.n_tokens], passage.bos, self.repair)
+            link(ctx, TEXT, passage.ids[p : p + self.n_tokens], passage.bos)
 
 
 @dataclass(frozen=True)
@@ -245,17 +245,14 @@ def append(ctx: Context, seq: int, ids: Ids) -> None:
         prefill.append_batch(ids[begin : begin + ctx.n_batch])
 
 
-def edit(kv: KVCache, seq: int, p0: int, p1: int, repair: int) -> None:
-    """Cuts positions [p0, p1) out of a sequence; those behind move down. repair: 0 until there is one."""
+def edit(kv: KVCache, seq: int, p0: int, p1: int) -> None:
+    """Cuts the positions [p0, p1) out of a sequence; those behind them move down."""
     kv.seq_rm(seq, p0, p1)
     kv.seq_add(seq, p1, -1, p0 - p1)
 
 
-def link(ctx: Context, seq: int, ids: Ids, bos: int | None, repair: int) -> None:
-    """Reads ids alone, behind BOS where the model wants it, and appends their cells to a sequence.
-
-    repair: 0 until there is one.
-    """
+def link(ctx: Context, seq: int, ids: Ids, bos: int | None) -> None:
+    """Reads ids alone, behind BOS where the model wants it, and appends their cells to a sequence."""
     kv, n_front = ctx.kv, int(bos is not None)
     append(ctx, APART, ids if bos is None else [bos, *ids])
     end = kv.seq_pos_max(seq) + 1

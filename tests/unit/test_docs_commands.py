@@ -70,8 +70,10 @@ def check_test(name: str) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands_of(page)], ids=lambda page: page.name)
 def test_commands(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "prompts.jsonl").touch()  # the one file that click opens before it does anything
-    (tmp_path / "docs").mkdir()
+    for folder in ("docs", "build/real"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("prompts.jsonl", "news.txt", "build/real/news.txt"):  # which click opens before all else
+        (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
     for words in commands_of(page):
         try:
