@@ -1,6 +1,6 @@
 """A prompt over two devices: micro-batches that overlap, and each waited for, as it asks for an output.
 
-    python benchmarks/pipeline.py
+    python benchmarks/overlap.py
 
 The devices are two RPC servers on loopback with a thread each, and half of the layers. While the second one
 computes a micro-batch, the first one computes the next. By turns, on a machine with two idle CPUs or more.
