@@ -84,6 +84,7 @@ struct iq2_xxs_weights {
     static constexpr size_t BYTES = 66;
     static constexpr uint32_t PER_SCALE = 32;
     static constexpr uint32_t RAISED = 6;
+    static constexpr bool IN_ORDER = false;
 
     static __m512 scale(const weight_rows & rows) { return scaled(rows, 0.125f); }
     using of_row = indices_and_signs;
@@ -105,6 +106,7 @@ struct iq2_xs_weights {
     static constexpr size_t BYTES = 74;
     static constexpr uint32_t PER_SCALE = 16;
     static constexpr uint32_t RAISED = 6;
+    static constexpr bool IN_ORDER = false;
 
     static __m512 scale(const weight_rows & rows) { return scaled(rows, 0.125f); }
     using of_row = indices_and_signs;
@@ -125,6 +127,7 @@ struct iq2_s_weights {
     static constexpr size_t BYTES = 82;
     static constexpr uint32_t PER_SCALE = 16;
     static constexpr uint32_t RAISED = 6;
+    static constexpr bool IN_ORDER = false;
 
     static __m512 scale(const weight_rows & rows) { return scaled(rows, 0.125f); }
     using of_row = indices_and_signs;
@@ -147,6 +150,7 @@ struct iq3_xxs_weights {
     static constexpr size_t BYTES = 98;
     static constexpr uint32_t PER_SCALE = 32;
     static constexpr uint32_t RAISED = 6;
+    static constexpr bool IN_ORDER = false;
 
     static __m512 scale(const weight_rows & rows) { return scaled(rows, 0.25f); }
     using of_row = indices_and_signs;
@@ -166,6 +170,7 @@ struct iq3_s_weights {
     static constexpr size_t BYTES = 110;
     static constexpr uint32_t PER_SCALE = 32;
     static constexpr uint32_t RAISED = 6;
+    static constexpr bool IN_ORDER = false;
 
     static __m512 scale(const weight_rows & rows) { return rows.halves(0); }
     using of_row = indices_and_signs;
@@ -195,6 +200,7 @@ struct iq1_s_weights {
     static constexpr size_t BYTES = 50;
     static constexpr uint32_t PER_SCALE = 32;
     static constexpr uint32_t RAISED = 4;
+    static constexpr bool IN_ORDER = false;
 
     static __m512 scale(const weight_rows & rows) { return scaled(rows, 0.125f); }
     using of_row = indices_and_signs;
@@ -216,6 +222,7 @@ struct iq1_m_weights {
     static constexpr size_t BYTES = 56;
     static constexpr uint32_t PER_SCALE = 16;
     static constexpr uint32_t RAISED = 4;
+    static constexpr bool IN_ORDER = false;
 
     static __m512 scale(const weight_rows & rows) {
         const __m512i words[2] = {rows.word(48), rows.word(52)};

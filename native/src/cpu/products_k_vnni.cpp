@@ -98,6 +98,7 @@ struct q6_k_weights {
     static constexpr size_t BYTES = 210;
     static constexpr uint32_t PER_SCALE = 16;
     static constexpr uint32_t RAISED = 5;
+    static constexpr bool IN_ORDER = true;
 
     struct of_row {};
     static void prepare(const uint8_t *, of_row &) {}

@@ -9,9 +9,12 @@
 //   numbers(rows, to)   calls to(j, v) for each vector j of its numbers
 // or else, if it is unpacked row by row,
 //   RAISED                    numbers are bytes, raised by 2 to this power, and below 128
-//   of_row                    what prepare(block, of_row) makes of a row's block: scales, integers of 16 bits, and whatever it wants
+//   of_row                    what prepare(block, of_row) makes of a row's block
+//   scales(block, of_row)     integers of 16 bits, 16 or 8 of them
 //   group(block, of_row, i)   numbers 64 i to 64 i + 63 of a row's block
 //   scale(rows)               of a block of 16 rows
+//   IN_ORDER                  whether few rows are multiplied with one row of weights after the other, or with one block of 16 after the other,
+//                             which is faster where unpacking takes longer than memory
 #include "cpu/rounded_rows.h"
 #include "cpu/vnni.inl"
 
@@ -21,7 +24,7 @@ namespace {
 
 constexpr uint32_t BLOCK = rounded_256::N;
 constexpr uint32_t GROUPS = BLOCK / 64;
-constexpr uint32_t RUN = 64; // blocks of a row of weights, at most, before the next row's
+template <class W> constexpr uint32_t RUN = W::IN_ORDER ? 64 : 1; // blocks of a row of weights, at most, before the next row's
 
 // A block of 16 rows of weights: a lane is a row.
 struct tile {
@@ -206,9 +209,20 @@ template <class W, uint32_t N> struct block_products {
 
     // A function of its own, which has all registers.
     [[gnu::noinline]] void multiply(const blocks_of_rows<W> & blocks, const rounded_rows & rows) {
+        __m512i held[N][GROUPS]; // what all blocks are multiplied by
+        for (uint32_t r = 0; r < N && !W::IN_ORDER; ++r) {
+            for (uint32_t group = 0; group < GROUPS; ++group) {
+                held[r][group] = _mm512_loadu_si512(rows.from(r).numbers + group * 64);
+                if constexpr (N == 1) {
+                    asm("" : "+v"(held[r][group])); // else it is read from memory again for each row of weights
+                }
+            }
+        }
         for (uint32_t i = 0; i < TILE; ++i) {
-            blocks.fetch(i);
-            const rounded_rows x = rows.from_block(blocks.in_row(i));
+            const rounded_rows x = W::IN_ORDER ? rows.from_block(blocks.in_row(i)) : rows;
+            if constexpr (W::IN_ORDER) {
+                blocks.fetch(i);
+            }
             __m512i sum[N];
             const __m512i scales = begin(sum, blocks.scales(i), x);
 #pragma GCC unroll 4
@@ -216,7 +230,7 @@ template <class W, uint32_t N> struct block_products {
                 const __m512i numbers = blocks.group(i, group);
                 const __m512i scale = scales_of_group<W::PER_SCALE>(scales, group);
                 for (uint32_t r = 0; r < N; ++r) {
-                    const __m512i row = _mm512_loadu_si512(x.from(r).numbers + group * 64);
+                    const __m512i row = W::IN_ORDER ? _mm512_loadu_si512(x.from(r).numbers + group * 64) : held[r][group];
                     sum[r] = _mm512_dpwssd_epi32(sum[r], _mm512_maddubs_epi16(numbers, row), scale);
                 }
             }
@@ -246,10 +260,21 @@ private:
     }
 };
 
-// N rows with n blocks of 16 rows of weights, which are read in the order of memory. When all are multiplied, a lane is a row again.
+// N rows with a block of 16 rows of weights
 template <class W, uint32_t N>
-void multiply_by_rows(tile & scratch, const weight_rows & weights, const rounded_rows & x, uint32_t n, sums * out) {
-    alignas(64) int32_t integers[N][TILE * RUN + TILE]; // more than are used: 16 are read at once
+void multiply_by_rows(tile & scratch, const weight_rows & weights, const rounded_rows & x, sums * out) {
+    block_products<W, N> products;
+    products.multiply(blocks_of_rows<W>(weights), x);
+    scratch.scale = W::scale(weights);
+    for (uint32_t r = 0; r < N; ++r) {
+        add_block<W::PER_SCALE, false>(scratch, sums_of_lanes(products.of[r]), x.block(r), out[r]);
+    }
+}
+
+// With n blocks, which are read in the order of memory. When all are multiplied, a lane is a row again.
+template <class W, uint32_t N>
+void multiply_in_order(tile & scratch, const weight_rows & weights, const rounded_rows & x, uint32_t n, sums * out) {
+    alignas(64) int32_t integers[N][TILE * RUN<W> + TILE]; // more than are used: 16 are read at once
     for (uint32_t first = 0; first < TILE * n; first += TILE) {
         block_products<W, N> products;
         products.multiply(blocks_of_rows<W>(weights, first, n), x);
@@ -347,9 +372,14 @@ template <class W> void run_by_lanes(const product_job & job, uint32_t begin, ui
 template <class W> void run_by_rows(const product_job & job, uint32_t begin, uint32_t end) {
     const auto few = [](auto n, tile & scratch, const weight_rows & weights, const rounded_rows & x, uint32_t n_blocks,
                         sums * out) {
-        for (uint32_t b = 0; b < n_blocks; b += RUN) {
-            const uint32_t some = n_blocks - b < RUN ? n_blocks - b : RUN;
-            multiply_by_rows<W, n>(scratch, weights.from(b * W::BYTES), x.from_block(b), some, out);
+        for (uint32_t b = 0; b < n_blocks; b += RUN<W>) {
+            const weight_rows from = weights.from(b * W::BYTES);
+            if constexpr (W::IN_ORDER) {
+                multiply_in_order<W, n>(scratch, from, x.from_block(b), n_blocks - b < RUN<W> ? n_blocks - b : RUN<W>, out);
+            } else {
+                weights.fetch_behind<W::BYTES>(b * W::BYTES);
+                multiply_by_rows<W, n>(scratch, from, x.from_block(b), out);
+            }
         }
     };
     run_blocks<W, false, 5>(job, begin, end, few, unpack_rows<W>);
