@@ -121,10 +121,12 @@ def quality(
       shift keep=K discard=N [cells=N]   in fewer cells than the text has (half
                                          of it): context shifts, when full
       self-extend N                      N neighbours share a position
-      edit A:B                           B - A tokens more at position A, which
-                                         are cut out once all is read
-      link NxM                           N parts of M tokens at the end, each
-                                         read alone, and then linked
+      edit A:B [repair=K]                B - A tokens more at position A, which
+                                         are cut out once all is read; K tokens
+                                         behind the cut are decoded again
+      link NxM [repair=K]                N parts of M tokens at the end, each
+                                         read alone, and then linked; the first
+                                         K tokens of each are decoded again
 
     Tasks hide something in a text of --length tokens and ask for it. Six are RULER's, by its definitions. Of
     erase's two facts an edit cuts out one; the other must be known then, and that one not. chat asks for what

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from pykvgraph.checks import shown
+from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context
 from pykvgraph.context.context_shift import ContextShift
-from pykvgraph.errors import InvalidArgumentError, UnsupportedError
+from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.kv_cache.cache import KVCache
 from pykvgraph.params.params import CACHE_TYPES, ContextParams
 from pykvgraph.sequence.long_reader import LongReader
@@ -130,7 +131,10 @@ class ExtendedText:
 
 @dataclass(frozen=True)
 class EditedText:
-    """p1 - p0 other tokens come at position p0 while the text is read, and are cut out then."""
+    """p1 - p0 other tokens come at position p0 while the text is read, and are cut out then.
+
+    repair: so many tokens behind the cut are decoded again.
+    """
 
     p0: int
     p1: int
@@ -142,11 +146,10 @@ class EditedText:
             raise InvalidArgumentError(
                 f"edit {self.p0}:{self.p1} cuts nothing: give it as A:B with A below B"
             )
-        _require_no_repair(self.repair)
 
     def n_extra(self) -> int:
-        """Those that are cut out."""
-        return self.p1 - self.p0
+        """Those that are cut out; then tokens that are decoded again."""
+        return max(self.p1 - self.p0, self.repair)
 
     def read(self, ctx: Context, passage: Passage) -> None:
         """The whole; then edit()."""
@@ -157,11 +160,15 @@ class EditedText:
         for part in (passage.ids[:p0], cut, passage.ids[p0:]):
             append(ctx, TEXT, part)
         edit(ctx.kv, TEXT, p0, p0 + len(cut))
+        decode_again(ctx, TEXT, passage.ids[p0 : p0 + self.repair], p0)
 
 
 @dataclass(frozen=True)
 class LinkedText:
-    """The last n_parts times n_tokens of the text are read in so many parts, each alone, and linked."""
+    """The last n_parts times n_tokens of the text are read in so many parts, each alone, and linked.
+
+    repair: so many tokens of each part, its first ones, are decoded again.
+    """
 
     n_parts: int
     n_tokens: int
@@ -171,11 +178,10 @@ class LinkedText:
     def __post_init__(self) -> None:
         if not self.n_parts or not self.n_tokens:
             raise InvalidArgumentError("link: parts, and tokens of a part, are one or more")
-        _require_no_repair(self.repair)
 
     def n_extra(self) -> int:
-        """BOS of the part that is read alone."""
-        return 1
+        """BOS of the part that is read alone; then tokens that are decoded again."""
+        return max(1, self.repair)
 
     def read(self, ctx: Context, passage: Passage) -> None:
         """What comes before them is decoded as it stands."""
@@ -186,7 +192,9 @@ class LinkedText:
             )
         append(ctx, TEXT, passage.ids[:begin])
         for p in range(begin, len(passage.ids), self.n_tokens):
-            link(ctx, TEXT, passage.ids[p : p + self.n_tokens], passage.bos)
+            part = passage.ids[p : p + self.n_tokens]
+            link(ctx, TEXT, part, passage.bos)
+            decode_again(ctx, TEXT, part[: self.repair], p)
 
 
 @dataclass(frozen=True)
@@ -210,7 +218,7 @@ FULL = Case("full", FullText())
 
 
 def parse_case(text: str) -> Case:
-    """A case as it is typed. Raises InvalidArgumentError, and UnsupportedError for a repair."""
+    """A case as it is typed. Raises InvalidArgumentError."""
     words = text.split()
     types = {"ctk": ContextParams.type_k, "ctv": ContextParams.type_v}
     rest = list(words)
@@ -261,6 +269,10 @@ def link(ctx: Context, seq: int, ids: Ids, bos: int | None) -> None:
     kv.seq_rm(APART, -1, -1)
 
 
-def _require_no_repair(n: int) -> None:
-    if n:
-        raise UnsupportedError(f"repair={n}: this version can't decode tokens again in place; leave it out")
+def decode_again(ctx: Context, seq: int, ids: Ids, p0: int) -> None:
+    """Decodes a sequence's tokens once more, from position p0 on; later ones keep K and V as they are."""
+    batch = Batch()
+    for begin in range(0, len(ids), ctx.n_batch):
+        batch.clear()
+        batch.extend(ids[begin : begin + ctx.n_batch], p0 + begin, (seq,), False)
+        ctx.decode(batch, repair=True)

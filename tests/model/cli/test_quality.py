@@ -82,7 +82,6 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "said"),
     [
         (("--case", "cut 5:9"), "'cut 5:9' is no case"),
-        (("--case", "edit 5:9 repair=32"), "repair=32"),
         (("--case", "ctk q8_0"), "blocks of 32 values"),
         (("--tasks", "niah,erase"), "'niah' is no task"),
         (("--tasks", "chat"), "chat needs"),

@@ -16,7 +16,7 @@ from support.referee import Referee
 import pykvgraph as kvg
 from pykvgraph.demos.quality import N_NEXT, CaseResult, Quality
 from pykvgraph.demos.quality_cases import APART, FULL, TEXT, Passage, parse_case
-from pykvgraph.errors import InvalidArgumentError, UnsupportedError
+from pykvgraph.errors import InvalidArgumentError
 
 PAGE = (Path(__file__).parents[3] / "docs" / "glossary.md").read_text(encoding="utf-8")
 N_CTX, N_BATCH = 256, 16
@@ -149,7 +149,8 @@ def test_parsed() -> None:
     assert parse_case("ctk q8_0").policy == "ctk q8_0"
     assert parse_case("shift keep=1 discard=2").policy == parse_case("shift keep=9 discard=8 cells=7").policy
     assert parse_case("link 2x3 repair=0").way.n_extra() == 1
-    assert parse_case("edit 20:50").way.n_extra() == 30
+    assert parse_case("edit 20:50").way.n_extra() == parse_case("edit 20:50 repair=8").way.n_extra() == 30
+    assert parse_case("edit 20:50 repair=70").way.n_extra() == parse_case("link 2x99 repair=70").way.n_extra()
 
 
 @pytest.mark.parametrize(
@@ -177,10 +178,19 @@ def test_what_is_no_case(text: str) -> None:
         parse_case(text)
 
 
-@pytest.mark.parametrize("text", ["edit 3:7 repair=32", "link 2x8 repair=1"])
-def test_there_is_no_repair_yet(text: str) -> None:
-    with pytest.raises(UnsupportedError, match="repair="):
-        parse_case(text)
+@pytest.mark.parametrize(("case", "n_behind"), [("edit 20:50", 80), ("link 3x20", 20)])
+def test_repaired(model: kvg.Model, passage: Passage, case: str, n_behind: int) -> None:
+    """With all tokens behind a seam it is the text itself; with half of them nearer to it than with none."""
+    nexts = model.tokenizer.encode("little girl named Lily", False)
+    rows = []
+    for text in ("full", case, f"{case} repair={n_behind // 2}", f"{case} repair={n_behind}"):
+        with open_context(model, n_ctx=N_CTX, n_batch=N_BATCH, n_seq_max=3) as ctx:
+            parse_case(text).way.read(ctx, passage)
+            assert positions(ctx) == list(range(100))
+            rows.append(behind(ctx, nexts))
+    full, shifted, half, whole = rows
+    assert nmse(whole, full) <= 1e-6
+    assert nmse(whole, full) < nmse(half, full) < nmse(shifted, full)
 
 
 @pytest.mark.parametrize(
