@@ -65,6 +65,7 @@ OWN_DEFAULTS = {
     ("chat", "max_tokens"): 512,  # of an answer
     ("chat", "temperature"): 0.8,  # a talk that says the same again would be dull
     ("passkey", "seed"): 1,  # of the task, not of a sampler
+    ("quality", "seed"): 1,  # of the texts
     # llama-server's
     ("serve", "n_ctx"): "auto",
     ("serve", "temp"): 0.8,
