@@ -61,19 +61,26 @@ class Pipeline:
 
         Returns the logits of its outputs, float32 (n_outputs, n_vocab), in batch order. All or nothing: after
         an error no stage has the tokens. Raises what Context.decode raises, in whichever stage, and
-        TransportError when a stage is gone: then the pipeline is over, and the caches are as they are.
+        TransportError when a stage is gone, or StateError when it sends what it should not: then the pipeline
+        is over, as after Ctrl-C in the middle, and the caches are as they are.
         """
         self._require_intact()
         self._ctx.decode(batch)
         if self._ends is None:
             return self._ctx.logits()
-        answer = self._around(pack_batch(batch.snapshot(), self._ctx.embeddings()))
+        arrays = batch.snapshot()
+        try:
+            answer = self._around(pack_batch(arrays, self._ctx.embeddings()))
+            if answer.kind == FrameKind.FAILED:
+                undo(self._ctx)
+                self._expect(FrameKind.UNDO, self._around(StageFrame(FrameKind.UNDO)))
+            else:
+                self._expect(FrameKind.LOGITS, answer, int(arrays.logits.sum()))
+        except BaseException:  # the other stages may be a batch ahead, or their answer still under way
+            self._shut()
+            raise
         if answer.kind == FrameKind.FAILED:
-            undo(self._ctx)
-            self._around(StageFrame(FrameKind.UNDO))
             raise _error_of(answer)
-        if answer.kind != FrameKind.LOGITS:
-            raise StateError(f"the last stage has sent {answer.kind.name} in place of logits")
         shape = (answer.n, self._ctx.model.n_vocab)
         logits: npt.NDArray[np.float32] = answer.body.view(np.float32).reshape(shape)
         return logits
@@ -154,12 +161,28 @@ class Pipeline:
         return tuple(stages)
 
     def _call(self, name: str, arguments: Sequence[Any]) -> None:
+        frame = noted(FrameKind.CALL, [name, list(arguments)])  # what can't be told changes no stage
         self._cache.call(name, arguments)
-        answer = self._around(noted(FrameKind.CALL, [name, list(arguments)]))
+        if self._ends is None:
+            return
+        try:
+            answer = self._around(frame)
+            if answer.kind != FrameKind.FAILED:
+                self._expect(FrameKind.CALL, answer)
+        except BaseException:
+            self._shut()
+            raise
         if answer.kind == FrameKind.FAILED:
             error = _error_of(answer)
-            self._broken = str(error)
+            if name != "save":  # which changes no cache
+                self._broken = str(error)
             raise error
+
+    def _expect(self, kind: FrameKind, answer: StageFrame, n: int = 0) -> None:
+        if (answer.kind, answer.n) != (kind, n):
+            raise StateError(
+                f"the last stage has sent {answer.kind.name} of {answer.n}, in place of {kind.name} of {n}"
+            )
 
     def _around(self, frame: StageFrame) -> StageFrame:
         """What comes back from the last stage."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -73,6 +74,8 @@ class StageCache:
     def save(self, seq: int, name: str, cuts: Sequence[Sequence[int]]) -> None:
         """The layers of a sequence, in pieces for the stages of a pipeline that has these cuts."""
         pieces = self._pieces(name, [self.own], self._all(cuts))
+        if there := [place for place in pieces if os.path.isdir(place)]:
+            raise StateError(f"{there[0]} is there: a sequence of this name was saved")
         with closing(Layout(_opened(pieces))) as layout:
             stream_out(self.ctx, seq, layout)
 
@@ -83,6 +86,9 @@ class StageCache:
             raise StateError(f"{missing[0]} is missing: no such sequence was saved, or with other cuts")
         with closing(Layout(_opened(pieces))) as layout:
             stream_in(self.ctx, seq, layout)
+        for place in pieces:
+            with contextlib.suppress(OSError):  # of another stage, or with a file of somebody else's
+                os.rmdir(place)
 
     def _all(self, cuts: Sequence[Sequence[int]]) -> list[range]:
         found = ranges(cuts)

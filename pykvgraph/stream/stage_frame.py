@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pykvgraph.checks import shown
 from pykvgraph.context.batch import Batch, BatchArrays
-from pykvgraph.errors import StateError
+from pykvgraph.errors import InvalidArgumentError, StateError
 from pykvgraph.stream.transports.transport import Transport
 
 _MAGIC = b"kvgpipe\1"
@@ -30,10 +31,9 @@ class FrameKind(IntEnum):
     BATCH = 2  # positions and sequences of tokens, and their hidden states
     LOGITS = 3  # what the last stage makes of them
     CALL = 4  # a note: what to do with the cache
-    DONE = 5
-    FAILED = 6  # a note: who couldn't do it, and why
-    UNDO = 7  # the batch before is taken back where it was decoded
-    END = 8
+    FAILED = 5  # a note: who couldn't do it, and why
+    UNDO = 6  # the batch before is taken back where it was decoded
+    END = 7
 
 
 class StageFrame(NamedTuple):
@@ -95,10 +95,14 @@ def receive_frame(transport: Transport, limits: FrameLimits) -> StageFrame:
 
 
 def noted(kind: FrameKind, note: object) -> StageFrame:
-    """A frame that says something. Raises StateError where that is too long."""
-    body = np.frombuffer(json.dumps(note).encode(), np.uint8)
+    """A frame that says something. Raises InvalidArgumentError for what JSON has no form for, or too long."""
+    try:
+        text = json.dumps(note)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"stages can't be told {shown(note)}: {error}") from None
+    body = np.frombuffer(text.encode(), np.uint8)
     if body.nbytes > _MOST_NOTE:
-        raise StateError(f"a note to stages has {body.nbytes} bytes, more than {_MOST_NOTE}")
+        raise InvalidArgumentError(f"a note to stages has {body.nbytes} bytes, more than {_MOST_NOTE}")
     return StageFrame(kind, body=body)
 
 
@@ -124,7 +128,7 @@ def unpack_batch(frame: StageFrame, n_embd: int) -> tuple[Batch, npt.NDArray[np.
     sizes = [4 * n, 4 * (n + 1), 4 * n_ids, 4 * n * n_embd, n, n]
     pos, begin, ids, hidden, logits, checkpoint = np.split(frame.body, np.cumsum(sizes)[:-1])
     seq_begin = begin.view("<i4")
-    if seq_begin[0] != 0 or seq_begin[-1] != n_ids or (np.diff(seq_begin) < 1).any():
+    if seq_begin[0] != 0 or seq_begin[-1] != n_ids or (seq_begin[1:] <= seq_begin[:-1]).any():
         raise StateError("a stage has sent a batch whose tokens have no sequences")
     if max(logits.max(), checkpoint.max()) > 1:
         raise StateError("a stage has sent a batch with marks that are neither 0 nor 1")

@@ -55,8 +55,11 @@ class _Scoring:
         self._tells_text = fields.flag("return_text" if self._is_teis else "return_documents")
         self._model = fields.text("model", service.model_name)
         self._adapters = service.adapters.of(fields)
-        self._prompts = [self._prompt(service, query, each) for each in documents]
+        for text in (query, *documents):
+            require_room(text, service.vocabulary.tokenizer, service.n_ctx)
+        self._query = query
         self._service = service
+        self._n_tokens = 0  # of the prompts that are scored
         self._is_over = False
 
     async def told(self) -> bytes:
@@ -65,31 +68,31 @@ class _Scoring:
         order = sorted(range(len(scores)), key=lambda i: -scores[i])[: self._n_told]
         results = [self._result(i, scores[i]) for i in order]
         if self._is_teis:
-            return b"".join([dumps_in_parts(results)])
-        n_tokens = sum(map(len, self._prompts))
-        usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
-        return dumps_in_parts({"model": self._model, "object": "list", "usage": usage, "results": results})
+            return await asyncio.to_thread(dumps_in_parts, results)
+        usage = {"prompt_tokens": self._n_tokens, "total_tokens": self._n_tokens}
+        told = {"model": self._model, "object": "list", "usage": usage, "results": results}
+        return await asyncio.to_thread(dumps_in_parts, told)
 
     async def _scores(self) -> list[float]:
         loop, scores = asyncio.get_running_loop(), list[float]()
-        engine = self._service.engine
         try:
-            for begin in range(0, len(self._prompts), _MANY):
-                some = self._prompts[begin : begin + _MANY]
-                scores += await loop.run_in_executor(
-                    self._service.embedder, engine._rank_all, some, self._adapters, lambda: not self._is_over
-                )
+            for begin in range(0, len(self._documents), _MANY):
+                some = self._documents[begin : begin + _MANY]
+                scores += await loop.run_in_executor(self._service.embedder, self._scores_of, some)
         finally:
             self._is_over = True
         return scores
 
-    @staticmethod
-    def _prompt(service: Service, query: str, document: str) -> list[int]:
-        for text in (query, document):
-            require_room(text, service.vocabulary.tokenizer, service.n_ctx)
-        prompt = pair_tokens(service.engine.model, query, document)
-        if len(prompt) > service.n_ctx:
-            raise no_room(len(prompt), service.n_ctx)
+    def _scores_of(self, documents: list[str]) -> list[float]:
+        """In the embedder's thread. Each prompt has the whole query, so that not all are made at once."""
+        prompts = [self._prompt(each) for each in documents]
+        self._n_tokens += sum(map(len, prompts))
+        return self._service.engine._rank_all(prompts, self._adapters, lambda: not self._is_over)
+
+    def _prompt(self, document: str) -> list[int]:
+        prompt = pair_tokens(self._service.engine.model, self._query, document)
+        if len(prompt) > self._service.n_ctx:
+            raise no_room(len(prompt), self._service.n_ctx)
         return prompt
 
     def _result(self, index: int, score: float) -> dict[str, Any]:

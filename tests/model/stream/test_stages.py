@@ -177,12 +177,18 @@ def test_what_can_not_be_saved_or_loaded(architecture: Architecture, tmp_path: P
         with pytest.raises(kvg.StateError, match="no such sequence was saved"):
             pipe.load(1, "text")
         pipe.save(0, "text")
+        with pytest.raises(kvg.StateError, match="a sequence of this name was saved"):
+            pipe.save(0, "text")
         with pytest.raises(kvg.StateError, match="other cuts"):
             pipe.load(1, "text", CUTS[1])
         with pytest.raises(kvg.InvalidArgumentError, match="has cells"):
             pipe.load(0, "text")
         pipe.load(1, "text")
         assert np.array_equal(pipe.append(7, 1), pipe.append(7, 0))
+        pipe.save(1, "text")  # what was loaded is gone
+        with pytest.raises(kvg.InvalidArgumentError, match="stages can't be told"):
+            pipe.edit("seq_rm", np.int64(0), 5, -1)
+        assert pipe.seq_pos_max(0) == len(PROMPT)
 
 
 @pytest.mark.parametrize("at", [1, 2])

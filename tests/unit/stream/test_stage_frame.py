@@ -61,8 +61,10 @@ def test_logits_and_notes() -> None:
     frame = through(pack_logits(logits))
     assert (frame.kind, frame.n) == (LOGITS, 2) and np.array_equal(frame.body.view("<f4"), logits.ravel())
     assert through(noted(CALL, ["seq_rm", [0, 1, -1]])).note() == ["seq_rm", [0, 1, -1]]
-    with pytest.raises(kvg.StateError, match="a note to stages has"):
+    with pytest.raises(kvg.InvalidArgumentError, match="a note to stages has"):
         noted(CALL, "x" * (1 << 16))
+    with pytest.raises(kvg.InvalidArgumentError, match="stages can't be told"):
+        noted(CALL, ["seq_rm", [np.int64(0), 1, -1]])
 
 
 @pytest.mark.parametrize(
@@ -103,6 +105,17 @@ def test_heads_that_can_not_be(magic: bytes, kind: int, n: int, n_ids: int, n_by
 def test_tokens_whose_sequences_are_elsewhere(place: int, value: int) -> None:
     frame = pack_batch(shared_batch().snapshot(), np.zeros((2, N_EMBD), np.float32))
     frame.body[place : place + 4].view("<i4")[0] = value
+    with pytest.raises(kvg.StateError, match="no sequences"):
+        unpack_batch(frame, N_EMBD)
+
+
+def test_offsets_whose_differences_are_too_large_for_their_type() -> None:
+    """2^31 - 1, -2^31, -1: each difference wraps to a positive one."""
+    batch = kvg.Batch()
+    for pos in range(4):
+        batch.add(5, pos)
+    frame = pack_batch(batch.snapshot(), np.zeros((4, N_EMBD), np.float32))
+    frame.body[16:36].view("<i4")[:] = [0, 2**31 - 1, -(2**31), -1, 4]
     with pytest.raises(kvg.StateError, match="no sequences"):
         unpack_batch(frame, N_EMBD)
 
