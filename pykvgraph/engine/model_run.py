@@ -41,8 +41,6 @@ class ModelRun:
         except (KVGraphError, MemoryError) as error:
             if any(chunk.draft for chunk in chunks):
                 yield from self.run([chunk._replace(draft=()) for chunk in chunks])
-            elif isinstance(error, CacheFullError) and self._running_set.index.drop_point():
-                yield from self.run(chunks)  # resume points keep cells of windows
             elif len(chunks) > 1:
                 half = len(chunks) // 2
                 yield from self.run(chunks[:half])
@@ -54,13 +52,13 @@ class ModelRun:
         yield list(zip(chunks, outputs, strict=True))
 
     def _decoded(self, chunks: list[Chunk]) -> list[list[LastOutput]]:
-        """As _decode(). Spare resume points, which keep cells of windows, make way; drafts needn't."""
-        index = self._running_set.index
+        """As _decode(). Resume points keep cells of windows: spare ones are given up before drafts are."""
+        index, only_spare = self._running_set.index, any(chunk.draft for chunk in chunks)
         while True:
             try:
                 return self._decode(chunks)
             except CacheFullError:
-                if not index.drop_point(only_spare=True):
+                if not index.drop_point(only_spare=only_spare):
                     raise
                 for _ in range(sum(chunk.n for chunk in chunks) // block.N_TOKENS):
                     index.drop_point(only_spare=True)

@@ -64,10 +64,15 @@ class Postprocess:
             return
         self._running_set.keep(sequence, to_end=to_end)
         if self._running_set.needs_points and sequence.n_shareable == sequence.n_decoded:
-            if self._running_set.block_points.are_kept:
-                self._running_set.block_points.add(sequence, begin, self._running_set.index)
+            block_points = self._running_set.block_points
+            if block_points.are_kept:
+                block_points.add(sequence, begin, self._running_set.index)
             is_kept = sequence.is_at_place or sequence.n_decoded % EVERY == 0
-            if is_kept or sequence.is_at_spare_place:
+            # block points are the spare ones of a prompt; with a draft behind it a text has another state
+            is_spare = sequence.is_at_spare_place and not sequence.n_beyond
+            if is_kept or (
+                is_spare and not (block_points.are_kept and sequence.n_decoded < sequence.n_prompt)
+            ):
                 assert sequence.last is not None
                 self._running_set.index.add_point(
                     sequence.last, sequence.ids, sequence.n_decoded, sequence.seq, is_spare=not is_kept

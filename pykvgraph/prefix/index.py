@@ -404,6 +404,8 @@ class PrefixIndex:
     def _use(self, point: Point, is_spare: bool) -> None:
         """It is wanted once more; for good, unless is_spare."""
         del self._kind(point)[id(point)]
+        while point.is_spare and not is_spare and 0 < self._n_points <= len(self._points):
+            self._give_up(self._points)
         point.is_spare &= is_spare
         self._kind(point)[id(point)] = point
 

@@ -99,6 +99,8 @@ class Sequence(TokenSequence):
         require_holdable(self._ctx.kv, self._ctx.swa_full)
         begin = len(self)
         n = min(integer(repair, "repair", 0), len(document)) if begin else 0
+        if self._earlier is not None:
+            self._earlier.make_room(len(document) + n)
         if begin:
             self._require_cells(self.positions.of(begin), range(0), len(document), n)
         before = self._tokens.n_true

@@ -24,7 +24,7 @@ void kvg::fill_info(kvg_model_info & out, const hparams & h, const tensor_totals
     out.layer_begin = h.here.begin;
     out.layer_end = h.here.end;
     out.encodes = h.encodes;
-    out.n_classes = h.classifier.n_classes;
+    out.n_classes = h.is_last() ? h.classifier.n_classes : 0;
     out.classifies_by_mean = h.classifier.of_mean;
 }
 

@@ -39,7 +39,7 @@ static ggml_tensor * scores_of(builder & b, const model & of, ggml_tensor * x) {
 
 void classify(const model & of, ggml_backend_t cpu, const float * states, uint32_t n, float * scores) {
     const hparams & h = of.hparams();
-    if (h.classifier.n_classes == 0) {
+    if (h.classifier.n_classes == 0 || !of.frame()[role::class_out]) { // a stage that isn't the last has none
         fail(KVG_UNSUPPORTED, "%s: the model has no classifier ('cls.output.weight'), so that it is no reranker",
              of.file().path().c_str());
     }

@@ -164,7 +164,7 @@ ggml_status scheduler::compute_parts(carrier * carrier) {
 }
 
 bool scheduler::compute(const decode_graph & graph, carrier * carrier, taps * taps) {
-    if (carrier && !taps && carrier->begin_ahead(graph)) {
+    if (carrier && parts_ && !taps && carrier->begin_ahead(graph)) {
         return carrier->finish(computed([&] { return compute_parts(carrier); }));
     }
     if (parts_ && !carrier && !taps) {

@@ -228,7 +228,7 @@ public:
     void release(int64_t hold);
     // A hold of what the sequence needs to go on before position `next`: its cells from there back, as far as the window reaches.
     // is_checkpoint: it is the sequence's own, so that these cells move with the sequence, and are removed with it. precondition: no hold
-    // has that id, and the sequence has no position from `next` on
+    // has that id
     void hold_window(int64_t id, int64_t seq, int64_t next, bool is_checkpoint);
     // The same, of all positions after `lost`.
     void hold_after(int64_t id, uint32_t seq, int32_t lost, int64_t next, bool is_checkpoint);

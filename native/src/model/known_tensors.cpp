@@ -48,6 +48,11 @@ bool is_here(const known_tensor & known, const hparams & h, const gguf_file & fi
     case role::output_norm_bias:
     case role::output:
     case role::output_bias:
+    case role::class_hidden:
+    case role::class_hidden_bias:
+    case role::class_norm:
+    case role::class_out:
+    case role::class_out_bias:
         return h.is_last();
     default: // what embeddings go through; encoders, and models whose layers have more than hidden states, are not cut
         return h.is_first();

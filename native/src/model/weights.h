@@ -35,7 +35,7 @@ struct adaptable {
 class model {
 public:
     // error(KVG_MODEL_LOAD), error(KVG_UNSUPPORTED), error(KVG_DEVICE) before anything is placed when a device has too little room
-    // and what cut_to_stage() raises. stage: its layers; an empty range: all
+    // and what read_stage() raises. stage: its layers; [0, 0): all
     model(const std::string & path, const placement_request & request, loading how,
           const std::vector<key_override> & overrides = {}, const stage_request & stage = {});
 

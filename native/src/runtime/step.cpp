@@ -81,8 +81,8 @@ micro_batch step::next(const batch & batch, uint32_t begin) const {
 
 int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
     decoded_.clear();
-    upkeep_.require_intact();
     repaired_ = {};
+    upkeep_.require_intact();
     const batch batch(in, model_.hparams(), params_.n_batch, cache_);
     seen_guard guard(cache_);
     guard.hold(batch);
@@ -260,6 +260,7 @@ int64_t step::append(int64_t seq, int64_t token, const kvg_output * output) {
              model_.arch().name);
     }
     decoded_.clear();
+    repaired_ = {};
     const int64_t last = cache_.seq_pos_max(seq);
     const auto id = static_cast<int32_t>(bounded("token", token, 0, int64_t{model_.hparams().n_vocab} - 1));
     const auto pos = static_cast<int32_t>(bounded("position", last + 1, 0, std::numeric_limits<int32_t>::max()));

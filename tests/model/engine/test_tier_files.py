@@ -226,7 +226,7 @@ def test_bytes_at_every_step(model: kvg.Model, tmp_path: Path) -> None:
     begins = [ids_of(model, 130, seed) for seed in range(8)]
     most = [0, 0]
     with engine_of(model, kvg.Tiers(ram, disk, tmp_path), overcommit=True, background=False) as engine:
-        for each in range(40):
+        for each in range(120):
             prompt = rng.choice(begins)[: rng.randrange(40, 130)] + ids_of(model, rng.randrange(1, 40), each)
             engine.submit(prompt, SHORT)
             for _ in range(rng.randrange(12)):
