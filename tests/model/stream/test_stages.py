@@ -28,6 +28,7 @@ ONE_THREAD: dict[str, Any] = {"n_threads": 1, "n_threads_batch": 1}
 LLAMA = ArchSpec("llama", N_LAYER, N_EMBD, 2, 1, 32, 64)
 QUANTIZED = ArchSpec("llama", N_LAYER, N_EMBD, 2, 1, 32, 64, weights=WeightType.Q8_0)
 GEMMA = ArchSpec("gemma3", N_LAYER, N_EMBD, 2, 1, 32, 64, window=8, period=6)
+QWEN3 = ArchSpec("qwen3", N_LAYER, N_EMBD, 2, 1, 32, 64)
 QWEN = ArchSpec("qwen35", n_layer=N_LAYER, period=4, state_heads=4)
 CASES = [LLAMA, QUANTIZED, GEMMA, QWEN]
 CUTS = [[range(6), range(6, 12)], [range(4), range(4, 8), range(8, 12)]]
@@ -160,6 +161,18 @@ def test_adapters_add_to_the_layers_of_a_stage(architecture: Architecture, tmp_p
     assert n_pairs == [n_pairs[0]] * 3 and n_pairs[0] > N_LAYER
     with pipeline(path, CUTS[0], **OPTIONS) as parts:
         assert not np.array_equal(parts.pipe.decode(batch_of(PROMPT)), rows[0])
+
+
+def test_a_classifier_is_the_last_stages(architecture: Architecture) -> None:
+    path = architecture(replace(QWEN3, n_classes=2, pooling=4))
+    vectors = np.random.default_rng(0).normal(size=(3, N_EMBD)).astype(np.float32)
+    with stage_contexts(path, [range(N_LAYER)], **OPTIONS) as (whole,):
+        expected = whole.classify(vectors)
+    with stage_contexts(path, CUTS[0], **OPTIONS) as (first, last):
+        assert [ctx.model.n_classes for ctx in (first, last)] == [0, 2]
+        assert np.array_equal(last.classify(vectors), expected)
+        with pytest.raises(kvg.UnsupportedError, match="no classifier"):
+            first.classify(vectors)
 
 
 def test_what_can_not_be_saved_or_loaded(architecture: Architecture, tmp_path: Path) -> None:
