@@ -82,6 +82,26 @@ def test_as_with_cells_on_the_device(
         assert worst_step(a_life(ctx), a_life(expected)) <= SAME
 
 
+@pytest.mark.parametrize(
+    ("spec", "resident_layers"),
+    [
+        (ArchSpec("mamba2", state_heads=4, state_dim=16), 0),
+        (ArchSpec("qwen35", n_layer=8, period=4, state_heads=4), 2),
+    ],
+    ids=str,
+)
+def test_layers_of_which_none_has_a_turn(
+    device: str, architecture: Architecture, spec: ArchSpec, resident_layers: int
+) -> None:
+    with (
+        kvg.Model(architecture(spec), device=device) as model,
+        open_context(model, **OPTIONS) as expected,
+        open_context(model, kv_tier="host", resident_layers=resident_layers, **OPTIONS) as ctx,
+    ):
+        rows = [[decode(each, run_of(random_ids(20, N_VOCAB))), each.append(7)] for each in (ctx, expected)]
+        assert worst_step(*rows) <= SAME
+
+
 @pytest.mark.parametrize("n_gpu_layers", [-1, 3])
 @pytest.mark.parametrize("kv_type", ["f16", "f32"])
 def test_every_operation(device: str, path: Path, kv_type: str, n_gpu_layers: int) -> None:
