@@ -48,7 +48,7 @@ class Sequence(TokenSequence):
         where the model or its windows allow no edit, or no repair; repair=0 needs none. Nothing is changed
         then. After DeviceError the tokens are removed, and no seam is repaired.
         """
-        self._recover()
+        self._begin_edit()
         p0 = integer(p0, "p0", 0, max(len(self) - 1, 0))
         p1 = integer(p1, "p1", p0 + 1, len(self))
         if p1 == len(self):
@@ -67,7 +67,7 @@ class Sequence(TokenSequence):
         p0 == p1: they are inserted. Raises as remove() does. What fails in a batch after the first one leaves
         the text up to p0.
         """
-        self._recover()
+        self._begin_edit()
         p0 = integer(p0, "p0", 0, len(self))
         p1 = integer(p1, "p1", p0, len(self))
         new = integers(ids, "ids", 0, self._ctx.model.n_vocab - 1)
@@ -95,7 +95,7 @@ class Sequence(TokenSequence):
         changed then.
         """
         instance(document, Document, "document")
-        self._recover()
+        self._begin_edit()
         require_holdable(self._ctx.kv, self._ctx.swa_full)
         begin = len(self)
         n = min(integer(repair, "repair", 0), len(document)) if begin else 0
@@ -119,7 +119,7 @@ class Sequence(TokenSequence):
         InvalidArgumentError for a span that isn't within the text, or has several tokens on one position;
         what Context.decode raises: what earlier batches repaired stays repaired.
         """
-        self._recover()
+        self._begin_edit()
         numbers: set[int] = set()
         for span in spans:
             if not isinstance(span, tuple) or len(span) != 2:
@@ -128,6 +128,16 @@ class Sequence(TokenSequence):
             numbers.update(range(begin, integer(span[1], "end", begin, len(self))))
         for part in self._batches(sorted(numbers)):
             self._decode_again(self._tokens, part)
+
+    def _begin_edit(self) -> None:
+        self._recover()
+        if not len(self):
+            self._n_adapted = self._ctx.kv._n_adapted
+        elif self._is_stale():
+            raise InvalidArgumentError(
+                f"sequence {self._seq} of the cache has lost cells of this text, or other adapters take part "
+                "than when it was decoded: set() it again"
+            )
 
     def _batches(self, numbers: list[int]) -> list[list[int]]:
         n = self._ctx.n_batch

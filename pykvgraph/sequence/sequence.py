@@ -220,11 +220,16 @@ class TokenSequence(NotCopied):
         del self._coming[:]
 
     def _common_with(self, wanted: npt.NDArray[np.int32]) -> int:
-        kv = self._ctx.kv
-        if kv.seq_pos_max(self._seq) + 1 < self._tokens.next_position or kv._n_adapted != self._n_adapted:
+        if self._is_stale():
             self._tokens.cut(0)
-        self._n_adapted = kv._n_adapted
+        self._n_adapted = self._ctx.kv._n_adapted
         return common_length(self._tokens.ids, wanted)
+
+    def _is_stale(self) -> bool:
+        """Whether the cache has lost the end of the text, or other adapters take part since then."""
+        kv = self._ctx.kv
+        lacks_some = kv.seq_pos_max(self._seq) + 1 < self._tokens.next_position
+        return lacks_some or kv._n_adapted != self._n_adapted
 
     def _switch(self, earlier: PrefixIndex, wanted: array[int], n_common: int) -> int:
         """Puts the text away where much of it goes, and takes one that begins more like the wanted one.

@@ -374,3 +374,25 @@ def test_grouped_tokens(ctx: kvg.Context) -> None:
     assert text.ids.tolist() == [*IDS[:40], *OTHER[:5], *IDS[42:60]]
     assert ctx.kv.seq_pos_max(0) + 1 == text.positions.of(len(text))
     assert np.isfinite(text.append(7).logits).all()
+
+
+def test_a_text_whose_cells_are_gone(ctx: kvg.Context) -> None:
+    """No edit takes what is left for the text; set() decodes it again."""
+    text = kvg.Sequence(ctx)
+    document = ctx.read(OTHER[:10])
+    losses: list[Callable[[], object]] = [partial(ctx.kv.seq_rm, 0, 30, -1), ctx.kv.clear]
+    for lose in losses:
+        text.set(IDS[:50])
+        lose()
+        edits: list[Callable[[], object]] = [
+            lambda: text.remove(5, 9),
+            lambda: text.replace(5, 9, [3]),
+            lambda: text.link(document),
+            lambda: text.repair([(5, 9)]),
+        ]
+        for edit in edits:
+            with pytest.raises(kvg.InvalidArgumentError, match="has lost cells of this text"):
+                edit()
+    text.set(IDS[:50])
+    text.remove(5, 9, repair=100)
+    assert text.approximate_from is None
