@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("-ngl", type=int, default=-1, help="layers on devices (default: all)")
     parser.add_argument("questions", nargs="+", metavar="QUESTION")
     args = parser.parse_args()
-    documents = [line for line in Path(args.f).read_text(encoding="utf-8").splitlines() if line.strip()]
+    documents = [line for line in Path(args.f).read_text(encoding="utf-8").split("\n") if line.strip()]
     found = nearest(args.e, documents, args.questions, args.k * (4 if args.r else 1), args.ngl)
     if args.r:
         found = reranked(args.r, found, args.questions, args.k, args.ngl)

@@ -84,7 +84,7 @@ def rerank(
     """
     import pykvgraph as kvg
 
-    documents = [line for line in read_text(documents_file).splitlines() if line.strip()]
+    documents = [line for line in read_text(documents_file).split("\n") if line.strip()]
     with kvg.Model(model, **where.model()) as loaded:
         context = {"n_batch": n_batch, "n_threads": n_threads, "n_seq_max": _TOGETHER, **where.context()}
         context = sized(loaded, n_ctx or n_batch, loaded.n_ctx_train, context, margin)

@@ -48,8 +48,12 @@ class BaseWriter:
         self._sum = xxhash.xxh3_64()
         self._n_rows = 0  # of the chunk that is being written
         self._file: BinaryIO = open(self._aside, "xb")  # noqa: SIM115 - until __exit__
-        self._file.write(_header(chunks, n_vocab))
-        self._file.write(_token_bytes(chunks))
+        try:
+            self._file.write(_header(chunks, n_vocab))
+            self._file.write(_token_bytes(chunks))
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
 
     def __enter__(self) -> BaseWriter:
         return self

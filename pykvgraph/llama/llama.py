@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from pykvgraph._native.fork import importing, renew_cached_properties_in_child
+from pykvgraph.checks import shown
 from pykvgraph.context.context import Context
 from pykvgraph.context.pooling import POOLINGS, RANK, number_of, pooling_of
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
@@ -316,6 +317,8 @@ class Llama(LlamaSession):
         """
         if not self._embedding:
             raise RuntimeError("rank: open the Llama with embedding=True")
+        if isinstance(documents, str):
+            raise InvalidArgumentError(f"documents must be a list of texts, got {shown(documents)}")
         return embedding.rank(self, query, list(documents))
 
     # Its life
