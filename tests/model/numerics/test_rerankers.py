@@ -76,7 +76,9 @@ def test_scores_are_libllamas(architecture: Architecture, spec: ArchSpec) -> Non
         assert np.abs(rounded - plain).max() <= where.rule(max(MOST, 2 * own))
         if model.encodes:  # whose K and V libllama doesn't round
             exact = scores_of(model, type_k="f32", type_v="f32", flash_attn="off")
-            assert np.abs(exact - plain).max() <= where.rule(MOST)
+            # ggml rounds rows to F16 where weights are in F16, and our products don't
+            most = 2e-3 if spec.weights == WeightType.F16 else MOST
+            assert np.abs(exact - plain).max() <= where.rule(most)
 
 
 def scores_of(model: kvg.Model, **arguments: Any) -> npt.NDArray[np.float32]:
