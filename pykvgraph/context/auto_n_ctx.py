@@ -82,7 +82,7 @@ def refusal_with_advice(error: DeviceError, model: Model, n_ctx: int, arguments:
     """The text of the error with which a Context was refused, and how many cells fit, if it is fewer."""
     try:
         n_fitting = fitting_n_ctx(model, n_ctx, arguments)
-    except (DeviceError, MemoryError):
+    except (DeviceError, MemoryError, OSError, ImportError):  # no memory for what would find it out, either
         return str(error)
     return str(error) if n_fitting == n_ctx else f"{error}; n_ctx={n_fitting} (-c {n_fitting}) fits"
 

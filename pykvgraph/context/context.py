@@ -310,7 +310,10 @@ class Context(Closable):
         context.ranking.pooling_of_classes() says. Raises InvalidArgumentError for another shape, and
         UnsupportedError for a model without classifier.
         """
-        rows = np.ascontiguousarray(vectors, np.float32)
+        try:
+            rows = np.ascontiguousarray(vectors, np.float32)
+        except (TypeError, ValueError):
+            raise InvalidArgumentError(f"vectors must be an array of numbers, got {shown(vectors)}") from None
         if rows.ndim != 2 or rows.shape[1] != self.model.n_embd:
             raise InvalidArgumentError(
                 f"vectors must be an array (n, {self.model.n_embd}), got one of shape {rows.shape}"
