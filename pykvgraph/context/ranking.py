@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
+from pykvgraph.context.context import Context
 from pykvgraph.context.pooling import Pooling
 from pykvgraph.errors import UnsupportedError
 from pykvgraph.model.model import Model
@@ -22,6 +27,11 @@ def pooling_of_classes(model: Model) -> Pooling:
     if model.classifies_by_mean:
         return "mean"
     return "first" if model.encodes else "last"
+
+
+def scores_of(ctx: Context, vectors: Sequence[npt.NDArray[np.float32]]) -> list[float]:
+    """Of texts that were pooled: for each the first of its classes."""
+    return [float(score) for score in ctx.classify(np.stack(vectors))[:, 0]] if vectors else []
 
 
 def pair_tokens(model: Model, query: str, document: str) -> list[int]:

@@ -15,7 +15,7 @@ from pykvgraph.engine.request_sequence import Fetch, Plan, RequestSequence
 from pykvgraph.engine.running_set import RunningSet
 from pykvgraph.engine.step_times import times_of
 from pykvgraph.engine.types import TierStats
-from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError
+from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.kv_cache.reserved_cells import Incoming, Place
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import Found, Match
@@ -107,15 +107,11 @@ class Fetches:
         return True
 
     def _reserved(self, places: Sequence[Place], running_set: RunningSet) -> Incoming | None:
-        """Cells; resume points make way in windows."""
-        while True:
-            try:
-                return self._ctx.kv.reserve(places)
-            except CacheFullError:
-                if not running_set.index.drop_point():
-                    return None
-            except (KVGraphError, MemoryError):
-                return None
+        """Cells; None: there is no room for them."""
+        try:
+            return running_set.index.with_points_room(lambda: self._ctx.kv.reserve(places), len(places))
+        except (KVGraphError, MemoryError):
+            return None
 
     def finished(self) -> list[tuple[RequestSequence, Fetch]]:
         """The texts whose rows have come, or won't come, with what they waited for."""

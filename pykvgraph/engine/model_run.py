@@ -10,8 +10,7 @@ from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.engine.running_set import RunningSet
 from pykvgraph.engine.scheduler import Chunk
-from pykvgraph.errors import CacheFullError, KVGraphError
-from pykvgraph.prefix import block
+from pykvgraph.errors import KVGraphError
 
 Decoded: TypeAlias = "tuple[Chunk, list[LastOutput]]"
 
@@ -37,7 +36,11 @@ class ModelRun:
         if not chunks:
             return
         try:
-            outputs = self._decoded(chunks)
+            outputs = self._running_set.index.with_points_room(
+                lambda: self._decode(chunks),
+                sum(chunk.n for chunk in chunks),
+                only_spare=any(chunk.draft for chunk in chunks),  # others go when the drafts have gone
+            )
         except (KVGraphError, MemoryError) as error:
             if any(chunk.draft for chunk in chunks):
                 yield from self.run([chunk._replace(draft=()) for chunk in chunks])
@@ -50,18 +53,6 @@ class ModelRun:
                 self._running_set.start_over_if_broken()
             return
         yield list(zip(chunks, outputs, strict=True))
-
-    def _decoded(self, chunks: list[Chunk]) -> list[list[LastOutput]]:
-        """As _decode(). Resume points keep cells of windows: spare ones are given up before drafts are."""
-        index, only_spare = self._running_set.index, any(chunk.draft for chunk in chunks)
-        while True:
-            try:
-                return self._decode(chunks)
-            except CacheFullError:
-                if not index.drop_point(only_spare=only_spare):
-                    raise
-                for _ in range(sum(chunk.n for chunk in chunks) // block.N_TOKENS):
-                    index.drop_point(only_spare=True)
 
     def _decode(self, chunks: list[Chunk]) -> list[list[LastOutput]]:
         """The outputs of each chunk: of its last token if it ends, and of its draft's; else none."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from pykvgraph.checks import several, shown
-from pykvgraph.context.ranking import pair_tokens, pooling_of_classes
+from pykvgraph.context.ranking import pair_tokens, pooling_of_classes, scores_of
 from pykvgraph.engine import embedding
 from pykvgraph.engine.loop import Loop
 from pykvgraph.errors import InvalidArgumentError
@@ -32,5 +30,5 @@ def rank_all(
     vectors = embedding.embed_all(loop, texts, pooling_of_classes(ctx.model), adapters, is_wanted)
     if not vectors:
         return []
-    scores = loop.run_between_steps(lambda _index, _seq: ctx.classify(np.stack(vectors)))
-    return [float(score) for score in scores[:, 0]]
+    scores: list[float] = loop.run_between_steps(lambda _index, _seq: scores_of(ctx, vectors))
+    return scores

@@ -67,13 +67,7 @@ class Reading:
         batch = Batch()
         batch.extend(self.ids[begin:end], begin, (self.seq,), wanted)
         ctx.set_adapters(self._adapters)
-        while True:
-            try:
-                ctx.decode(batch, scores=self._scores)
-                break
-            except CacheFullError:
-                if not index.drop_point():  # resume points keep cells of windows
-                    raise
+        index.with_points_room(lambda: ctx.decode(batch, scores=self._scores), end - begin)
         self.n_read = end
         if wanted:
             self._found.append(self._take(begin, end))

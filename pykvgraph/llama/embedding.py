@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from pykvgraph.context.pooling import Pooling, pooled
 from pykvgraph.context.prompt_batches import groups_of, states_of
-from pykvgraph.context.ranking import pair_tokens, pooling_of_classes
+from pykvgraph.context.ranking import pair_tokens, pooling_of_classes, scores_of
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.llama.session import LlamaSession
 from pykvgraph.model.model import Model
@@ -51,9 +51,7 @@ def embed(
 def rank(session: LlamaSession, query: str, documents: list[str]) -> list[float]:
     """The score of each document. The session's text is forgotten."""
     prompts = [pair_tokens(session.model, query, each) for each in documents]
-    vectors = _vectors(session, prompts, pooling_of_classes(session.model))
-    scores = session.context.classify(np.stack(vectors)) if vectors else np.empty((0, 1))
-    return [float(score) for score in scores[:, 0]]
+    return scores_of(session.context, _vectors(session, prompts, pooling_of_classes(session.model)))
 
 
 def _vectors(

@@ -8,13 +8,15 @@ import itertools
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from pykvgraph.errors import CacheFullError, DeviceError, InvalidArgumentError
 from pykvgraph.kv_cache.cache import KVCache
 from pykvgraph.kv_cache.hold import Hold
 from pykvgraph.prefix import block
 from pykvgraph.prefix.node import Node, Point, Root
+
+Made = TypeVar("Made")
 
 
 class Match(NamedTuple):
@@ -61,9 +63,8 @@ class PrefixIndex:
 
     Models with windows or states go on only from resume points. add_point() keeps one, n_points at most, and
     n_spare besides that are spare ones. Spare points, which may never be of use, go first; then those that
-    were used longest ago. saver: keeps
-    elsewhere what others need the room of. frees: gives up cells that are no part of the index, before its
-    own ones go; it returns False when there are none.
+    were used longest ago. saver: keeps elsewhere what others need the room of. frees: gives up cells that are
+    no part of the index, before its own ones go; it returns False when there are none.
     """
 
     def __init__(
@@ -257,6 +258,20 @@ class PrefixIndex:
             return False
         self._give_up(points)
         return True
+
+    def with_points_room(self, call: Callable[[], Made], n_tokens: int, *, only_spare: bool = False) -> Made:
+        """What call() returns, which needs cells for n_tokens: points go, as they keep cells of windows.
+
+        Raises CacheFullError when call() does and no point is left, or no spare one; and what call() raises.
+        """
+        while True:
+            try:
+                return call()
+            except CacheFullError:
+                if not self.drop_point(only_spare=only_spare):
+                    raise
+            for _ in range(n_tokens // block.N_TOKENS):
+                self.drop_point(only_spare=True)
 
     def forget(self, ids: array[int], salt: bytes = b"") -> int:
         """Gives up what it has of a text, but for what others begin with; returns how many tokens."""

@@ -82,3 +82,8 @@ class Settings:
     max_connections: int = 4096
     max_prompts: int = 2048
     ping_seconds: float = 30.0
+
+    @property
+    def pooling_number(self) -> int:
+        """llama.cpp's number of the pooling; -1: the file's own."""
+        return POOLING_NAMES.index(self.pooling) if self.pooling else -1

@@ -72,7 +72,7 @@ bool carrier::give(size_t i) {
         bring_in_before(i, i + 1);
         const copier & copier = copiers_.at(turn(i).device);
         const auto come = copier.come.find(turn(i).place);
-        // a layer that only writes finds nothing there, but what was there has gone
+        // A layer that only writes needs no rows: it waits until those of the layer before have left its place.
         const bool is_filled = (*turns_)[i].attends && come != copier.come.end();
         ggml_backend_event_t ready = is_filled ? come->second.get() : i > 0 ? copier.event.get() : nullptr;
         if (ready) {

@@ -61,7 +61,7 @@ public:
     ggml_tensor * positions = nullptr;    // I32 (n_tokens); nullptr where nothing depends on them
     ggml_tensor * temperatures = nullptr; // F32 (1, 1, n_tokens); nullptr: none
     std::vector<group_inputs> groups;     // in the cache's order
-    ggml_tensor * outputs = nullptr;      // I32 (n_outputs): which tokens; nullptr: none, or all of them
+    ggml_tensor * outputs = nullptr;      // I32 (n_outputs): which tokens; nullptr: none, or (stages before the last) all
     // results, nullptr when there are no outputs
     ggml_tensor * embd = nullptr;   // F32 (n_embd, n_outputs); of a stage with another one behind it: of its last layer
     ggml_tensor * logits = nullptr; // F32 (n_vocab, n_outputs); nullptr for such a stage and an encoder, too

@@ -43,7 +43,7 @@ private:
     const backends & backends_;
     size_t max_tensors_;
     ggml_backend_sched_ptr sched_;       // nullptr: to be made anew
-    std::unique_ptr<graph_parts> parts_; // of the graph that was allocated; nullptr: somebody waits for it anyway
+    std::unique_ptr<graph_parts> parts_; // of the graph that was allocated; nullptr: ggml's scheduler computes it whole
 };
 
 } // namespace kvg

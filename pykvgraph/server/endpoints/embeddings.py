@@ -20,7 +20,6 @@ from pykvgraph.server.http.reply import WorkReply
 from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.requests.prompts import prompts_of
 from pykvgraph.server.service import Service
-from pykvgraph.server.settings import POOLING_NAMES
 
 _INT16 = 32760.0
 _HIGHEST_NORM = 1000
@@ -53,8 +52,7 @@ def _pooling(service: Service) -> Pooling:
         )
     if not settings.embeddings and not service.engine.model.encodes:
         raise unsupported("This server does not support embeddings. Start it with `--embeddings`")
-    wanted = POOLING_NAMES.index(settings.pooling) if settings.pooling else -1
-    return pooling_of(wanted, service.engine.model.metadata)
+    return pooling_of(settings.pooling_number, service.engine.model.metadata)
 
 
 class _Work:

@@ -16,16 +16,13 @@ from pykvgraph.server.http.reply import WorkReply
 from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.requests.prompts import require_room
 from pykvgraph.server.service import Service
-from pykvgraph.server.settings import POOLING_NAMES
 
 _MANY = 16  # documents that are scored before others have their turn
 
 
 def ranks(service: Service) -> bool:
     """Whether the server's pooling, or the file's own, is a reranker's."""
-    settings = service.settings
-    wanted = POOLING_NAMES.index(settings.pooling) if settings.pooling else -1
-    return number_of(wanted, service.engine.model.metadata) == RANK
+    return number_of(service.settings.pooling_number, service.engine.model.metadata) == RANK
 
 
 def rerank(service: Service, request: Request, fields: Fields) -> ASGIApp:
