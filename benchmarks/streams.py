@@ -35,6 +35,8 @@ from support.models import ModelSpec, WeightType  # shapes has told where
 
 DELAY, BITS_PER_SECOND, MTU = 0.001, 1e9, 65000  # large packets: the cable is a program
 CABLE = {"delay each way, s": DELAY, "bits a second": BITS_PER_SECOND}
+# not the source, if that is the current folder
+BENCH = [sys.executable, *shlex.split("-I -m pykvgraph bench -t 1 --cache stream")]
 TRANSPORTS = ("unix", "tcp", "mpi", "file")
 SENDER, RECEIVER = f"kvg-{os.getpid()}-a", f"kvg-{os.getpid()}-b"
 ADDRESSES = {SENDER: "10.77.7.1", RECEIVER: "10.77.7.2"}
@@ -92,19 +94,14 @@ def namespaces() -> Iterator[None]:
 
 
 def bench(namespace: str, cpu: int, model: Path, arguments: str) -> subprocess.Popen[str]:
-    where = (
-        f"ip netns exec {namespace} taskset -c {cpu} {shlex.quote(sys.executable)} -m pykvgraph bench -t 1"
-    )
-    command = [*shlex.split(where), "-m", str(model), "--cache", "stream", *shlex.split(arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    command = [*shlex.split(f"ip netns exec {namespace} taskset -c {cpu}"), *BENCH, "-m", str(model)]
+    return subprocess.Popen([*command, *shlex.split(arguments)], stdout=subprocess.PIPE, text=True)
 
 
 def measured_here(model: Path, arguments: str) -> list[dict[str, Any]]:
     over = " ".join(f"--over {kind}" for kind in TRANSPORTS)
-    command = f"{shlex.quote(sys.executable)} -m pykvgraph bench -m {shlex.quote(str(model))} -t 1 -p 0 -n 0"
-    told = subprocess.run(
-        shlex.split(f"{command} --cache stream {over} {arguments}"), stdout=subprocess.PIPE, check=True
-    )
+    command = [*BENCH, "-m", str(model), *shlex.split(f"-p 0 -n 0 {over} {arguments}")]
+    told = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     found: list[dict[str, Any]] = json.loads(told.stdout)["streams"]
     return found
 

@@ -15,9 +15,11 @@ from typing import Any
 
 from pykvgraph import stream
 from pykvgraph.bench.streams import StreamSpeed, end_of, measure_streams, receive
+from pykvgraph.env import python_command
 from pykvgraph.errors import TransportError, UnsupportedError
 from pykvgraph.model.model import Model
 
+_RUN = "from pykvgraph.bench.stream_ends import run; run(sys.argv[1])"
 _TIMEOUT = 120.0  # seconds: a prompt is decoded without a region that leaves
 _LONG = 3600.0  # the same on another machine, for which somebody may have to start the other end
 
@@ -102,7 +104,7 @@ def _receiver(kind: str, address: str, model: Model, job: Mapping[str, Any]) -> 
         yield
         work.join()
         return
-    command = [sys.executable, "-m", __name__, json.dumps({**job, "address": address})]
+    command = [*python_command(_RUN), json.dumps({**job, "address": address})]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield
@@ -123,7 +125,7 @@ def _ranks(job: Mapping[str, Any]) -> list[StreamSpeed]:
     mpiexec = _mpiexec()
     if not mpiexec.exists():
         raise UnsupportedError("the bench of mpi needs mpiexec beside Python: pip install 'pykvgraph[mpi]'")
-    command = [str(mpiexec), "-n", "2", sys.executable, "-m", __name__, json.dumps({**job, "address": ""})]
+    command = [str(mpiexec), "-n", "2", *python_command(_RUN), json.dumps({**job, "address": ""})]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise TransportError(f"mpi: a rank failed; {_last_words(done.stderr)}")
@@ -138,8 +140,9 @@ def _last_words(text: str) -> str:
     return "\n".join(text.splitlines()[-3:])
 
 
-def _run(job: Mapping[str, Any]) -> None:
-    """A process of its own: the receiver, or a rank of MPI, of which 0 sends."""
+def run(text: str) -> None:
+    """A process of its own: the receiver, or a rank of MPI, of which 0 sends. text: its job, as JSON."""
+    job = json.loads(text)
     rank = _rank() if not job["address"] else 1
     where = job["where"] if rank == 0 else {"device": "cpu"}
     with Model(job["model"], **where) as model:
@@ -160,7 +163,3 @@ def _rank() -> int:
     from mpi4py import MPI
 
     return int(MPI.COMM_WORLD.Get_rank())
-
-
-if __name__ == "__main__":
-    _run(json.loads(sys.argv[1]))

@@ -13,6 +13,7 @@ import click
 from pykvgraph.cli.bench_rows import WAITS, row_of_served
 from pykvgraph.cli.rival import rival_of
 from pykvgraph.cli.show import new_table, number_text, print_json, print_table
+from pykvgraph.env import python_command
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.params.params import default_threads
 
@@ -75,9 +76,7 @@ def measure_servers(
 
 def _commands(rival: str | None) -> dict[str, list[str]]:
     """How each server is started, by its name."""
-    # the package of this process, wherever it was started
-    program = f"import sys; sys.path = {sys.path!r}; from pykvgraph.cli import main; main()"
-    commands = {OURS: [sys.executable, "-c", program, "serve"]}
+    commands = {OURS: [*python_command("from pykvgraph.cli import main; main()"), "serve"]}
     if rival:
         name, words = rival_of(rival)
         commands[name] = words

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import shutil
 import signal
-import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
@@ -16,10 +15,11 @@ from pykvgraph.cluster.pool import Pool
 from pykvgraph.cluster.supervisor import Supervisor
 from pykvgraph.cluster.worker import DRAINS, HAS_READ, READS, READY, copies_path
 from pykvgraph.cluster.worker_life import WorkerLife
+from pykvgraph.env import python_command
 from pykvgraph.server.engine_spec import EngineSpec
 
 # the modules that this process would import, whatever the folder that it was started in
-_START = "import sys; sys.path[:] = {path!r}; from pykvgraph.cluster.worker import main; main()"
+_START = "from pykvgraph.cluster.worker import main; main()"
 
 
 class Workers(Supervisor):
@@ -98,10 +98,9 @@ class Workers(Supervisor):
         return life
 
     async def _start(self, number: int, path: Path) -> Process:
-        code = _START.format(path=sys.path)
         # a session of its own: Ctrl-C goes to this process alone, which lets those finish who are answered
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", code, stdin=PIPE, stdout=PIPE, start_new_session=True
+            *python_command(_START), stdin=PIPE, stdout=PIPE, start_new_session=True
         )
         assert process.stdin is not None
         process.stdin.write(f"{path}\n{self._order(number)}\n".encode())
