@@ -94,6 +94,20 @@ seq_count cells::count(int64_t seq, int64_t p0, int64_t p1) const {
     return found;
 }
 
+bool cells::has_any(uint32_t seq, int64_t p0, int64_t p1) const {
+    const seq_extent & where = extents_[seq];
+    const pos_range range(p0, p1);
+    if (range.contains(where.pos_min) && range.contains(where.pos_max)) {
+        return where.n > 0;
+    }
+    for (uint32_t i = where.begin; i < where.end; ++i) {
+        if (has_seq(i, seq) && range.contains(pos(i))) {
+            return true;
+        }
+    }
+    return false;
+}
+
 std::vector<uint32_t> cells::of_seq(int64_t seq, int64_t p0) const {
     const seq_extent & where = extents_[check_seq(seq, "sequence")];
     std::vector<uint32_t> found;

@@ -170,6 +170,8 @@ public:
     int32_t seq_pos_min(int64_t seq) const;
     int32_t seq_pos_max(int64_t seq) const;
     seq_count count(int64_t seq, int64_t p0, int64_t p1) const;
+    // whether the sequence has a cell at any of these positions
+    bool has_any(uint32_t seq, int64_t p0, int64_t p1) const;
     // the sequence's cells from position p0 on, by position
     std::vector<uint32_t> of_seq(int64_t seq, int64_t p0) const;
     // From the lowest to the highest cell that the sequence sees at position `lowest` or later; n = 0 when there is none. The time is

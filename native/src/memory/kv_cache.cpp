@@ -223,6 +223,9 @@ void kv_cache::require_return(uint32_t seq, int64_t p0, int64_t p1) const {
 
 // Whether a removal takes the end of a sequence and leaves it something.
 bool kv_cache::ends_before(uint32_t seq, int64_t p0, int64_t p1) const {
+    if (p0 <= 0) {
+        return false;
+    }
     const int64_t last = next_pos(seq) - 1;
     const bool to_the_end = p1 < 0 || p1 > last;
     return to_the_end && p0 <= last && !ends_at(seq, p0);
@@ -286,8 +289,9 @@ bool kv_cache::copies_all(uint32_t src, int64_t p0, int64_t p1) const {
 
 // Whether a sequence has, or has lost, anything in a range.
 bool kv_cache::had_any(uint32_t seq, int64_t p0, int64_t p1) const {
-    return count(seq, p0, p1).n > 0 || std::any_of(groups_.begin(), groups_.end(),
-                                                   [&](const kv_group & group) { return group.cells().has_lost(seq, p0, p1); });
+    return std::any_of(groups_.begin(), groups_.end(), [&](const kv_group & group) {
+        return group.cells().has_any(seq, p0, p1) || group.cells().has_lost(seq, p0, p1);
+    });
 }
 
 // A state is of a whole text: what is copied must begin where it does, and end where a state is kept.
