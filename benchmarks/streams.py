@@ -144,6 +144,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
     parser.add_argument("--pictures", type=Path, default=ROOT / "docs")
     options = parser.parse_args()
+    here = machine()  # before this process has one CPU of it
     with tempfile.TemporaryDirectory() as folder:
         model = options.model or written(ModelSpec(weights=WeightType.Q8_0, **SMALL), Path(folder))
         name = options.model.name if options.model else "219M-Q8_0"
@@ -157,7 +158,7 @@ def main() -> None:
             arguments = f"-d {options.depths or depths} -r {options.repetitions} --json --plot {picture}"
             streams = measured(model, arguments)
             print("\n".join(table_rows(streams)), flush=True)
-            report = {"machine": machine(), "model": name, "threads": 1, **where, "streams": streams}
+            report = {"machine": here, "model": name, "threads": 1, **where, "streams": streams}
             text = json.dumps(report, indent=1) + "\n"
             (options.results / f"{file}.json").write_text(text, encoding="utf-8")
 
