@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 
 import numpy as np
+from screen import Screen  # beside this file
 
 import pykvgraph as kvg
 from pykvgraph import stream
-from pykvgraph.sequence.detokenizer import Detokenizer
 
 LONG = 3600.0  # seconds: longer than any pause of the text
 N_BATCH = 512
@@ -65,7 +65,7 @@ def work(ctx: kvg.Context, address: str, prompt: list[int], n: int) -> None:
 
 def watch(ctx: kvg.Context, arguments: list[str], kill_after: int, n_prompt: int, n: int) -> None:
     """The peer: starts the worker, kills it, and goes on."""
-    screen = Screen(ctx.model)
+    screen = Screen(ctx.model.tokenizer)
     with (
         tempfile.TemporaryDirectory() as folder,
         stream.listen(f"unix:{folder}/s", timeout=60) as listener,
@@ -95,28 +95,6 @@ def go_on(ctx: kvg.Context, text: list[int], undecoded: list[int], n_text: int, 
         text.append(int(np.argmax(logits)))
         screen.show(text)
         logits = ctx.append(text[-1])
-
-
-class Screen:
-    """Prints what is new in a text; what is told about it goes to stderr."""
-
-    def __init__(self, model: kvg.Model) -> None:
-        self._tokenizer = model.tokenizer
-        self._stream = Detokenizer()  # a letter may span tokens
-        self._n_shown = 0
-
-    def show(self, text: list[int]) -> None:
-        data = b"".join(map(self._tokenizer.token_to_piece, text[self._n_shown :]))
-        if self._tokenizer.space_prefix and not self._n_shown:
-            data = data.removeprefix(b" ")  # which encode() puts before a text
-        self._n_shown = len(text)
-        print(self._stream.feed(data), end="", flush=True)
-
-    def end(self) -> None:
-        print(self._stream.finish())
-
-    def tell(self, what: str) -> None:
-        print(what, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

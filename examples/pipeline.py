@@ -22,10 +22,10 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from screen import Screen  # beside this file
 
 import pykvgraph as kvg
 from pykvgraph import stream
-from pykvgraph.sequence.detokenizer import Detokenizer
 
 Logits = npt.NDArray[np.float32]
 LONG = 3600.0  # seconds that a stage waits for the one before it
@@ -192,28 +192,6 @@ class Text:
             if n_said == kill_after and line.workers:
                 line.workers[-1].kill()
             logits = line.pipe.append(self.tokens[-1])
-
-
-class Screen:
-    """Prints what is new in a text; what is told about it goes to stderr."""
-
-    def __init__(self, tokenizer: kvg.Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._stream = Detokenizer()  # a letter may span tokens
-        self._n_shown = 0
-
-    def show(self, text: list[int]) -> None:
-        data = b"".join(map(self._tokenizer.token_to_piece, text[self._n_shown :]))
-        if self._tokenizer.space_prefix and not self._n_shown:
-            data = data.removeprefix(b" ")  # which encode() puts before a text
-        self._n_shown = len(text)
-        print(self._stream.feed(data), end="", flush=True)
-
-    def end(self) -> None:
-        print(self._stream.finish())
-
-    def tell(self, what: str) -> None:
-        print(what, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

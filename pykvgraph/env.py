@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,11 +95,6 @@ def cuda_kernels_in_order() -> None:
 def without_gpus() -> dict[str, str]:
     """The environment for a program that shall see no GPU of CUDA's or ROCm's."""
     return {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-
-
-def python_command(code: str) -> list[str]:
-    """Another Python that runs `code` with this process's packages, wherever this one was started."""
-    return [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}"]
 
 
 def log_level() -> int | None:

@@ -15,9 +15,9 @@ from typing import Any
 
 from pykvgraph import stream
 from pykvgraph.bench.streams import StreamSpeed, end_of, measure_streams, receive
-from pykvgraph.env import python_command
 from pykvgraph.errors import TransportError, UnsupportedError
 from pykvgraph.model.model import Model
+from pykvgraph.params.other_python import python_command
 
 _RUN = "from pykvgraph.bench.stream_ends import run; run(sys.argv[1])"
 _TIMEOUT = 120.0  # seconds: a prompt is decoded without a region that leaves

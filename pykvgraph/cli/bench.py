@@ -245,6 +245,10 @@ def bench(
         where = dataclasses.replace(where, device="cpu") if where.device == "auto" else where
     sizes = {name: value for name, value in sizes.items() if value is not None} | where.context()
     if other_end.receive:
+        if plot or as_json or output == "json":
+            raise click.UsageError(
+                "--plot and --json are for the other end, with --to: --receive measures nothing"
+            )
         receive_streams(model, where, n_threads, sizes, other_end.receive, other_end.token)
         return
     tests = chosen_tests(n_prompt, n_gen, n_depth, extra)

@@ -13,8 +13,8 @@ import click
 from pykvgraph.cli.bench_rows import WAITS, row_of_served
 from pykvgraph.cli.rival import rival_of
 from pykvgraph.cli.show import new_table, number_text, print_json, print_table
-from pykvgraph.env import python_command
 from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.params.other_python import python_command
 from pykvgraph.params.params import default_threads
 
 if TYPE_CHECKING:

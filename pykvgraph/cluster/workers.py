@@ -15,7 +15,7 @@ from pykvgraph.cluster.pool import Pool
 from pykvgraph.cluster.supervisor import Supervisor
 from pykvgraph.cluster.worker import DRAINS, HAS_READ, READS, READY, copies_path
 from pykvgraph.cluster.worker_life import WorkerLife
-from pykvgraph.env import python_command
+from pykvgraph.params.other_python import python_command
 from pykvgraph.server.engine_spec import EngineSpec
 
 # the modules that this process would import, whatever the folder that it was started in

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pykvgraph.engine import Engine, Window
-from pykvgraph.errors import InvalidArgumentError
+from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.openai.errors import invalid, loading, too_many, unavailable
 from pykvgraph.openai.vocabulary import Vocabulary
 from pykvgraph.params.params import SamplingParams
@@ -58,13 +58,18 @@ class Service:
         self._engine: Engine | None = None
 
     def ready(self, engine: Engine) -> None:
-        """The engine is there. Raises what the chat template, a grammar and logit_bias raise."""
+        """The engine is there. Raises what the chat template, a grammar and logit_bias raise.
+
+        UnsupportedError for a model that is no reranker, where that is what is to be served.
+        """
         self.vocabulary = Vocabulary(engine.model)
         self.template = ServerTemplate(
             self.settings.chat_template, engine.model, self.vocabulary, self.settings.jinja
         )
         self.adapters = AdapterScales(engine.adapters)
         self._check_defaults()
+        if self.settings.pooling == "rank" and not engine.model.n_classes:
+            raise UnsupportedError(f"--reranking: {engine.model.path} is no reranker: it has no classifier")
         self._engine = engine
         if self.settings.context_shift and not engine.can_shift:
             _log.warning("--context-shift: this model's cache can't be shifted; answers end when it is full")

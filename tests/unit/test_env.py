@@ -4,7 +4,6 @@ import contextlib
 import logging
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -115,10 +114,3 @@ def test_cuda_kernels_run_in_order_unless_told(
         monkeypatch.setenv("GGML_CUDA_PDL", value)
     env.cuda_kernels_in_order()
     assert os.environ["GGML_CUDA_PDL"] == expected
-
-
-def test_another_python_takes_the_package_of_this_one(tmp_path: Path) -> None:
-    (tmp_path / "pykvgraph.py").write_text("raise SystemExit('the one of the folder')\n", encoding="utf-8")
-    command = [*env.python_command("import pykvgraph; print(pykvgraph.__file__, sys.argv[1])"), "more"]
-    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert told == f"{Path(env.__file__).with_name('__init__.py')} more\n"

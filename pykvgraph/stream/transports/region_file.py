@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import stat
+import struct
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -75,6 +76,7 @@ class RegionFile:
         """
         self.n_waiting -= 1
         with contextlib.suppress(FileNotFoundError), _opened(self.path, os.O_RDWR) as file:
+            _lock_region(file, found.begin)
             if _front(file, found.begin)[0] == _FETCHED:
                 return False
             read_region(_reader(file, found.begin + 1), "", place)
@@ -147,6 +149,13 @@ def _opened(path: str, flags: int) -> Iterator[int]:
         yield file
     finally:
         os.close(file)
+
+
+def _lock_region(file: int, begin: int) -> None:
+    """Waits for another end that fetches the region, until this file is closed."""
+    # of the open file, not of the process, which may have several ends
+    lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, begin, 1, 0)
+    fcntl.fcntl(file, fcntl.F_OFD_SETLKW, lock)
 
 
 def _front(file: int, begin: int) -> tuple[bytes, FrameHeader]:

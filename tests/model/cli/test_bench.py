@@ -269,6 +269,8 @@ def test_a_table_for_people(stories: Path) -> None:
         "--receive tcp:0",
         "-d 100 --cache stream --to tcp:1 --over unix",
         "-d 100 --cache stream --receive tcp:192.0.2.1:1",
+        "--cache stream --receive unix:socket --plot streams.png",
+        "--cache stream --receive unix:socket -o json",
     ],
 )
 def test_what_cannot_be_is_refused(stories: Path, arguments: str) -> None:

@@ -15,6 +15,8 @@ from support.served import llama_server, served
 from support.vocabularies import of_kind
 
 import pykvgraph as kvg
+from pykvgraph.server.run import Server, listen
+from pykvgraph.server.settings import Settings
 
 Architecture = Callable[[ArchSpec], Path]
 BERT = ArchSpec("bert", head_dim=16, n_head_kv=4, pooling=4, n_classes=1)
@@ -149,6 +151,6 @@ def test_a_model_that_is_no_reranker(architecture: Architecture, tmp_path: Path)
     path = tmp_path / "plain.gguf"
     plain = ArchSpec("bert", head_dim=16, n_head_kv=4, pooling=2)
     of_kind(take_apart(architecture(plain).read_bytes()), b"bert").raw().write(path)
-    with served(loaded(path), pooling="rank") as (url, _):
-        refused = httpx.post(f"{url}/rerank", json={"query": QUERY, "documents": DOCUMENTS})
-        assert refused.status_code >= 400 and "no reranker" in refused.text
+    server = Server(Settings(pooling="rank"), loaded(path))
+    with listen("127.0.0.1", 0) as listener, pytest.raises(kvg.UnsupportedError, match="no reranker"):
+        server.run(sockets=[listener])

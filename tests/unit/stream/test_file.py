@@ -8,14 +8,18 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.ends import meanwhile
 
 from pykvgraph import stream
 from pykvgraph.errors import TransportError
+from pykvgraph.stream.transports import frame, region_file
 
 PART = 512 * 1024
 
@@ -95,6 +99,29 @@ def test_a_reader_that_lags(tmp_path: Path) -> None:
         assert [fetched(tmp_path, "k1", 1 << 20)[0] for _ in range(20)] == list(range(1, 40, 2))
         assert [fetched(tmp_path, "k0", 1 << 20)[0] for _ in range(20)] == list(range(0, 40, 2))
     assert names_in(tmp_path) == []
+
+
+def test_two_ends_do_not_fetch_the_same_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one waits while the first one reads, and takes the next region then."""
+    reads, may_go_on = threading.Event(), threading.Event()
+
+    def slowly(*arguments: Any) -> None:
+        reads.set()
+        assert may_go_on.wait(10)
+        frame.read_region(*arguments)
+
+    monkeypatch.setattr(region_file, "read_region", slowly)
+    with stream.open(f"file:{tmp_path}") as writer:
+        writer.flush("k", b"1")
+        writer.flush("k", b"2")
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(fetched, tmp_path, "k", 1)
+            assert reads.wait(10)
+            reads.clear()
+            second = pool.submit(fetched, tmp_path, "k", 1)
+            assert not reads.wait(0.2)
+            may_go_on.set()
+            assert (first.result(10), second.result(10)) == (b"1", b"2")
 
 
 def test_keys_stay_in_the_directory(tmp_path: Path) -> None:
