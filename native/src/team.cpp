@@ -190,4 +190,36 @@ void team::live(member & self) {
     }
 }
 
+pieces::pieces(uint32_t n, int n_threads) : n_threads_(static_cast<uint32_t>(n_threads)) {
+    const auto at = [&](uint32_t i) { return uint64_t{n} * i / n_threads_; };
+    for (uint32_t i = 0; i < n_threads_; ++i) {
+        shares_[i].left.store(at(i + 1) << 32 | at(i), std::memory_order_relaxed);
+    }
+}
+
+bool pieces::next(int thread, uint32_t & i) {
+    for (uint32_t k = 0; k < n_threads_; ++k) {
+        if (claim(shares_[(static_cast<uint32_t>(thread) + k) % n_threads_], k == 0, i)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool pieces::claim(share & from, bool first, uint32_t & i) {
+    uint64_t left = from.left.load(std::memory_order_relaxed);
+    while (true) {
+        const auto begin = static_cast<uint32_t>(left);
+        const auto end = static_cast<uint32_t>(left >> 32);
+        if (begin == end) {
+            return false;
+        }
+        i = first ? begin : end - 1;
+        const uint64_t then = first ? left + 1 : left - (uint64_t{1} << 32);
+        if (from.left.compare_exchange_weak(left, then, std::memory_order_relaxed)) {
+            return true;
+        }
+    }
+}
+
 } // namespace kvg

@@ -26,6 +26,7 @@ public:
     }
     // Wakes members that sleep: work for n_threads is about to come.
     void wake(int n_threads);
+    static constexpr size_t MAX_THREADS = 512;
 
 private:
     struct job {
@@ -49,25 +50,29 @@ private:
     uintptr_t wait_for_job(member & self);
     void wait_for(member & member, uintptr_t taken);
 
-    static constexpr size_t MAX_MEMBERS = 511;
+    static constexpr size_t MAX_MEMBERS = MAX_THREADS - 1;
     std::mutex hiring_;
     std::unique_ptr<member> members_[MAX_MEMBERS];
     std::atomic<size_t> n_members_{0};
     std::atomic<bool> refused_{false}; // a thread, by the system: nobody asks again
 };
 
-// Pieces of a job, each claimed once: for (uint32_t i; claimed.next(i);)
+// Pieces of a job, each claimed once: for (uint32_t i; claimed.next(thread, i);). Each thread has a share of neighbours, which it claims from the
+// first on, so that it reads memory in order. Then it claims what others have left, from the last one back.
 class pieces {
 public:
-    explicit pieces(uint32_t n) : n_(n) {}
-    bool next(uint32_t & i) {
-        i = next_.fetch_add(1, std::memory_order_relaxed);
-        return i < n_;
-    }
+    // n_threads: at most team::MAX_THREADS
+    pieces(uint32_t n, int n_threads);
+    bool next(int thread, uint32_t & i);
 
 private:
-    uint32_t n_;
-    std::atomic<uint32_t> next_{0};
+    struct alignas(64) share {
+        std::atomic<uint64_t> left; // the first piece, and above it the one behind the last
+    };
+    static bool claim(share & from, bool first, uint32_t & i);
+
+    uint32_t n_threads_;
+    share shares_[team::MAX_THREADS]; // n_threads_ of them are used, the others stay as they are
 };
 
 // How many threads the operations of a graph may use while this thread computes it; 1 where nobody said.

@@ -21,9 +21,9 @@ namespace {
 // Each piece of a job is done once: how often each was.
 std::vector<int> counted(uint32_t n_pieces, int n_threads) {
     std::vector<std::atomic<int>> done(n_pieces);
-    pieces all(n_pieces);
-    team::here().run(n_threads, [&](int) {
-        for (uint32_t i = 0; all.next(i);) {
+    pieces all(n_pieces, n_threads);
+    team::here().run(n_threads, [&](int thread) {
+        for (uint32_t i = 0; all.next(thread, i);) {
             ++done[i];
         }
     });
@@ -67,13 +67,28 @@ TEST_CASE("each piece is done once") {
     }
 }
 
+TEST_CASE("a thread claims neighbours from the first on, then what others left from the last back") {
+    pieces all(10, 2);
+    const auto claimed = [&](int thread, int n) {
+        std::vector<uint32_t> some;
+        for (uint32_t i = 0; n > 0 && all.next(thread, i); --n) {
+            some.push_back(i);
+        }
+        return some;
+    };
+    CHECK(claimed(0, 2) == std::vector<uint32_t>{0, 1});
+    CHECK(claimed(1, 6) == std::vector<uint32_t>{5, 6, 7, 8, 9, 4});
+    CHECK(claimed(0, 9) == std::vector<uint32_t>{2, 3});
+    CHECK(claimed(1, 1).empty());
+}
+
 TEST_CASE("a hundred thousand jobs, some after a rest in which members fall asleep") {
     uint64_t sum = 0;
     for (uint64_t i = 0; i < 100000; ++i) {
         std::atomic<uint64_t> of_job{0};
-        pieces all(3);
-        team::here().run(3, [&](int) {
-            for (uint32_t k = 0; all.next(k);) {
+        pieces all(3, 3);
+        team::here().run(3, [&](int thread) {
+            for (uint32_t k = 0; all.next(thread, k);) {
                 of_job += i + k;
             }
         });

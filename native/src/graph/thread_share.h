@@ -16,7 +16,7 @@ constexpr uint64_t MULTIPLIED_AT_ONCE = 1 << 17; // pairs of numbers
 // Calls visit(begin, end, thread) for ranges that together are [0, n), in whole pieces of `width`, of which n is a multiple. ith, nth:
 // ggml's. min_piece: what is worth claiming, in the unit of n; less than two of these aren't shared. thread: which of them, from 0
 template <class F> void share_out_to(uint32_t n, uint32_t width, uint32_t min_piece, int ith, int nth, F visit) {
-    constexpr uint32_t PIECES = 6; // for each thread: a slow one leaves so much less to wait for
+    constexpr uint32_t PIECES = 4; // for each thread: a slow one leaves so much less to wait for, and kernels begin slowly
     const uint32_t n_units = n / width;
     if (nth > 1) {
         const auto at = [&](int i) {
@@ -24,15 +24,17 @@ template <class F> void share_out_to(uint32_t n, uint32_t width, uint32_t min_pi
         };
         return visit(at(ith), at(ith + 1), static_cast<uint32_t>(ith));
     }
-    const uint32_t most = n / std::max(min_piece, 1u);
-    const int n_threads = static_cast<int>(std::min(static_cast<uint32_t>(team_share::n_threads()), most));
-    if (n_threads < 2) {
+    const uint32_t most = std::min(n / std::max(min_piece, 1u), n_units);
+    const uint32_t n_sharing = std::min(static_cast<uint32_t>(team_share::n_threads()), most);
+    if (n_sharing < 2) {
         return visit(0, n, 0);
     }
-    const uint32_t n_pieces = std::min({n_units, most, PIECES * static_cast<uint32_t>(n_threads)});
-    pieces all(n_pieces);
+    const uint32_t n_pieces =
+        std::min(most / n_sharing, PIECES) * n_sharing; // as many for each: few may take very different times
+    const int n_threads = static_cast<int>(n_sharing);
+    pieces all(n_pieces, n_threads);
     team::here().run(n_threads, [&](int thread) {
-        for (uint32_t i = 0; all.next(i);) {
+        for (uint32_t i = 0; all.next(thread, i);) {
             const auto at = [&](uint32_t piece) { return static_cast<uint32_t>(uint64_t{n_units} * piece / n_pieces) * width; };
             visit(at(i), at(i + 1), static_cast<uint32_t>(thread));
         }
