@@ -47,9 +47,10 @@ private:
 struct tile_rows {
     const uint8_t * first;
     size_t stride;
-    size_t next; // bytes to the rows of the next tile, or 0
+    size_t width; // bytes of a row
+    size_t next;  // bytes to the rows of the next tile, or 0
 
-    tile_rows from(size_t offset) const { return {first + offset, stride, next}; }
+    tile_rows from(size_t offset) const { return {first + offset, stride, width, next}; }
     weight_rows group(size_t g) const {
         weight_rows rows;
         for (size_t i = 0; i < LANES / 4; ++i) {
@@ -66,7 +67,7 @@ struct tile_rows {
     // What is read later than this offset, of which rows have N bytes. Not for from().
     template <size_t N> [[gnu::always_inline]] void fetch_behind(size_t offset) const {
         for (size_t line = 0; line < N; line += 64) {
-            fetch(fetched_at(offset + line, stride, next));
+            fetch(fetched_at(offset + line, width, next));
         }
     }
 };

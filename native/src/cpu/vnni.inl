@@ -72,15 +72,16 @@ inline void transpose(__m512i * r) {
 struct weight_rows {
     const uint8_t * fours[4]; // rows 0, 4, 8 and 12: an instruction adds 0 to 3 strides itself
     size_t stride;
-    size_t next; // bytes to the rows of the next tile, or 0
+    size_t width; // bytes of a row
+    size_t next;  // bytes to the rows of the next tile, or 0
 
-    weight_rows(const uint8_t * first, size_t stride, size_t next)
-        : fours{first, first + 4 * stride, first + 8 * stride, first + 12 * stride}, stride(stride), next(next) {
+    weight_rows(const uint8_t * first, size_t stride, size_t width, size_t next)
+        : fours{first, first + 4 * stride, first + 8 * stride, first + 12 * stride}, stride(stride), width(width), next(next) {
         for (const uint8_t *& four : fours) {
             asm("" : "+r"(four)); // else there would be a pointer for each row, and too few registers
         }
     }
-    weight_rows from(size_t offset) const { return {fours[0] + offset, stride, next}; }
+    weight_rows from(size_t offset) const { return {fours[0] + offset, stride, width, next}; }
     const uint8_t * at(size_t row) const { return fours[row / 4] + row % 4 * stride; }
     [[gnu::always_inline]] void fetch(size_t offset) const {
 #pragma GCC unroll 16
@@ -91,7 +92,7 @@ struct weight_rows {
     // What is read later than this offset, of which rows have N bytes. Not for from().
     template <size_t N> [[gnu::always_inline]] void fetch_behind(size_t offset) const {
         for (size_t line = 0; line < N; line += 64) {
-            fetch(fetched_at(offset + line, stride, next));
+            fetch(fetched_at(offset + line, width, next));
         }
     }
     // Of each row an F16, a byte, 32 bits.

@@ -24,6 +24,7 @@ namespace {
 
 constexpr uint32_t BLOCK = rounded_256::N;
 constexpr uint32_t GROUPS = BLOCK / 64;
+constexpr size_t AHEAD = 4096; // bytes that are fetched before they are needed, where blocks are read in the order of memory
 template <class W> constexpr uint32_t RUN = W::IN_ORDER ? 64 : 1; // blocks of a row of weights, at most, before the next row's
 
 // A block of 16 rows of weights: a lane is a row.
@@ -307,7 +308,7 @@ template <class W> void unpack_rows(tile & to, const weight_rows & rows) {
     for (uint32_t i = 0; i < TILE; ++i) {
         _mm256_store_si256(reinterpret_cast<__m256i *>(of_rows[i]), blocks.scales(i));
     }
-    const weight_rows scales(of_rows[0], sizeof(of_rows[0]), 0);
+    const weight_rows scales(of_rows[0], sizeof(of_rows[0]), sizeof(of_rows[0]), 0);
     for (uint32_t i = 0; i < BLOCK / W::PER_SCALE / 8; ++i) {
         __m512i words[4];
         scales.words(i * 16, words);
@@ -332,27 +333,27 @@ template <class W> void unpack(tile & to, const weight_rows & rows) {
     W::numbers(rows, [&](uint32_t j, __m512i v) __attribute__((always_inline)) { to.numbers[j] = v; });
 }
 
-// FEW: as many rows or fewer are multiplied without a tile; unpack(to, weights): makes one
-template <class W, bool MINIMA, uint32_t FEW, class F, class G>
+// FEW: as many rows or fewer are multiplied without a tile; unpack(to, weights): makes one. BY_STREAMS: as in tiles
+template <class W, bool MINIMA, uint32_t FEW, bool BY_STREAMS, class F, class G>
 inline void run_blocks(const product_job & job, uint32_t begin, uint32_t end, F multiply_few, G unpack) {
     tile scratch;
     const size_t stride = row_bytes<rounded_256>(job.n_in);
     const uint32_t n_blocks = job.n_in / BLOCK;
-    run_tiles<weight_rows>(job, begin, end, stride,
-                           [&](const weight_rows & weights, const uint8_t * rows, uint32_t n, sums * out) {
-                               const rounded_rows x = {rows, rows + job.n_in, stride};
-                               if (few<FEW>(n, [&](auto count) { multiply_few(count, scratch, weights, x, n_blocks, out); })) {
-                                   return;
-                               }
-                               for (uint32_t b = 0; b < n_blocks; ++b) {
-                                   const weight_rows block = weights.from(b * W::BYTES);
-                                   weights.fetch_behind<W::BYTES>(b * W::BYTES);
-                                   unpack(scratch, block);
-                                   by_eights(n, [&](auto count, uint32_t r) {
-                                       multiply<W::PER_SCALE, MINIMA, count>(scratch, x.from_block(b).from(r), out + r);
-                                   });
-                               }
-                           });
+    const auto multiply_all = [&](const weight_rows & weights, const uint8_t * rows, uint32_t n, sums * out) {
+        const rounded_rows x = {rows, rows + job.n_in, stride};
+        if (few<FEW>(n, [&](auto count) { multiply_few(count, scratch, weights, x, n_blocks, out); })) {
+            return;
+        }
+        for (uint32_t b = 0; b < n_blocks; ++b) {
+            const weight_rows block = weights.from(b * W::BYTES);
+            weights.fetch_behind<W::BYTES>(b * W::BYTES);
+            unpack(scratch, block);
+            by_eights(n, [&](auto count, uint32_t r) {
+                multiply<W::PER_SCALE, MINIMA, count>(scratch, x.from_block(b).from(r), out + r);
+            });
+        }
+    };
+    run_tiles<weight_rows>(job, begin, end, stride, multiply_all, BY_STREAMS);
 }
 
 template <class W> void run_by_lanes(const product_job & job, uint32_t begin, uint32_t end) {
@@ -365,7 +366,7 @@ template <class W> void run_by_lanes(const product_job & job, uint32_t begin, ui
         }
     };
     constexpr uint32_t FEW = W::PER_SCALE == 16 ? 3 : 5; // there are not enough registers for more sums
-    run_blocks<W, W::MINIMA, FEW>(job, begin, end, few, unpack<W>);
+    run_blocks<W, W::MINIMA, FEW, true>(job, begin, end, few, unpack<W>);
 }
 
 // A token and up to four drafts go row by row, more rows by lanes.
@@ -382,7 +383,7 @@ template <class W> void run_by_rows(const product_job & job, uint32_t begin, uin
             }
         }
     };
-    run_blocks<W, false, 5>(job, begin, end, few, unpack_rows<W>);
+    run_blocks<W, false, 5, !W::IN_ORDER>(job, begin, end, few, unpack_rows<W>);
 }
 
 } // namespace
