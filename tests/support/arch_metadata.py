@@ -11,11 +11,17 @@ from support.arch_spec import (
     ENCODERS,
     FIRST_DENSE,
     GRANITES,
+    HEAD_GATES,
+    LATENT_HEADS,
     LATENTS,
     LAYER_NORMS,
+    NEMOTRONS,
+    NORMED_EXPERTS,
+    SCALED_EXPERTS,
     SHARED_COUNT,
     SHORT_CONV,
     SIGMOID,
+    VARYING,
     ArchSpec,
 )
 from support.models import N_VOCAB
@@ -25,9 +31,11 @@ def add_metadata(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
     writer.add_block_count(spec.n_layer)
     writer.add_context_length(spec.n_ctx_train)
     writer.add_embedding_length(spec.n_embd)
-    widths = [spec.n_ff * spec.feeds(layer) for layer in range(spec.n_layer)]
-    writer.add_feed_forward_length(widths if spec.arch == "nemotron_h" else widths[0])
-    writer.add_layer_norm_rms_eps(1e-5)
+    widths = [spec.n_ff_of(layer) * spec.feeds(layer) for layer in range(spec.n_layer)]
+    widths = [2 * width for width in widths] if spec.arch == "qwen" else widths
+    writer.add_feed_forward_length(widths if len(set(widths)) > 1 else widths[0])
+    if spec.arch != "cohere2moe":  # it says which norms there are
+        writer.add_layer_norm_rms_eps(1e-9 if spec.arch == "qwen2vl" else 1e-5)  # libllama reads none there
     if spec.arch in LAYER_NORMS:
         writer.add_layer_norm_eps(1e-5)
     writer.add_vocab_size(N_VOCAB)
@@ -48,7 +56,7 @@ def add_metadata(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
         add_states(writer, spec)
     if spec.arch == "gptneox":
         writer.add_parallel_residual(spec.parallel)
-    if spec.arch in ("command-r", "cohere2"):
+    if spec.arch in ("command-r", "cohere2", "cohere2moe", "muse-glimmer"):
         writer.add_logit_scale(0.25)
     if spec.arch in GRANITES:
         writer.add_logit_scale(2.0)
@@ -90,11 +98,37 @@ def add_metadata(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
     if spec.arch == "gemma4":
         add_gemma4(writer, spec)
     elif spec.window:
-        writer.add_sliding_window(spec.window)
-        writer.add_sliding_window_pattern(spec.period)
-    if spec.arch == "modern-bert":
-        writer.add_rope_freq_base_swa(5000.0)
+        add_windows(writer, spec)
+    add_older(writer, spec)
     add_scaling(writer, spec)
+
+
+def add_windows(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
+    writer.add_sliding_window(spec.window)
+    layers = [spec.has_window(layer) for layer in range(spec.n_layer)]
+    writer.add_sliding_window_pattern(
+        layers if spec.arch in ("spark2_5", "granite_swa", "mimo2") else spec.period
+    )
+    if spec.arch in ("modern-bert", "muse-glimmer", "afmoe", "smallthinker", "plamo3", "mimo2", *HEAD_GATES):
+        writer.add_rope_freq_base_swa(5000.0)
+    if spec.arch in HEAD_GATES:
+        writer.add_rope_dimension_count_swa(spec.head_dim // 2)
+    if spec.arch == "granite_swa":
+        writer.add_array("granite_swa.attention.rope_pattern", layers)
+
+
+def add_older(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
+    """Bounds and biases of attention, and caps."""
+    if spec.arch in ("olmo", "dbrx", "mpt"):
+        writer.add_clamp_kqv(1.5)
+    if spec.arch in ("mpt", "jais"):
+        writer.add_max_alibi_bias(8.0)
+    if spec.arch == "mimo2":
+        writer.add_float32("mimo2.attention.value_scale", 0.7)
+    if spec.arch == "muse-glimmer":
+        writer.add_final_logit_softcapping(20.0)
+    if spec.n_latent:
+        writer.add_moe_latent_size(spec.n_latent)
 
 
 def add_xielu(writer: gguf.GGUFWriter, n_layer: int) -> None:
@@ -112,9 +146,10 @@ def add_experts(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if spec.arch in SHARED_COUNT:
         writer.add_expert_shared_count(spec.n_ff_shared // spec.n_ff)
+    if spec.arch in SCALED_EXPERTS:
         writer.add_expert_weights_scale(2.446)
-    if spec.arch in ("bailingmoe2", "glm4moe", "dots1", *LATENTS):
-        writer.add_expert_weights_norm(spec.arch in ("glm4moe", "dots1") or spec.n_group > 0)
+    if spec.arch in ("bailingmoe2", *NORMED_EXPERTS, *LATENTS):
+        writer.add_expert_weights_norm(spec.arch in NORMED_EXPERTS or spec.n_group > 0)
     if spec.arch in ("ernie4_5-moe", "llama4"):
         writer.add_interleave_moe_layer_step(2 if spec.arch == "llama4" else 1)
     if spec.n_group:
@@ -123,19 +158,27 @@ def add_experts(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
 
 
 def add_heads(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
-    writer.add_head_count(spec.n_head)
-    if spec.arch in BY_KV_HEADS:
+    heads = [spec.n_head_of(layer) for layer in range(spec.n_layer)]
+    if spec.arch == "deci":
+        heads = [spec.n_head * (layer % 3 < 2) for layer in range(spec.n_layer)]
+    writer.add_head_count(heads if spec.arch in (*VARYING, "deci") else spec.n_head)
+    if spec.arch in (*BY_KV_HEADS, "deci"):
         writer.add_head_count_kv([spec.n_head_kv * spec.attends(layer) for layer in range(spec.n_layer)])
     elif spec.n_head_kv_window:
         writer.add_head_count_kv([spec.heads_of(layer)[1] for layer in range(spec.n_layer)])
     else:
         writer.add_head_count_kv(spec.n_head_kv)
-    writer.add_key_length(spec.rank + spec.n_behind if spec.rank else spec.head_dim)
-    writer.add_value_length(spec.rank or spec.head_dim)
+    if spec.arch in LATENT_HEADS:
+        writer.add_key_length(spec.head_dim)
+        writer.add_value_length(spec.head_dim_out)
+    else:
+        writer.add_key_length(spec.rank + spec.n_behind if spec.rank else spec.head_dim)
+        writer.add_value_length(spec.rank or spec.head_dim)
     writer.add_rope_dimension_count(spec.n_behind if spec.rank else max(spec.n_rot, 0) or spec.head_dim)
     writer.add_rope_freq_base(10000.0)
     if spec.rank:
         writer.add_kv_lora_rank(spec.rank)
+    if spec.rank and spec.arch not in LATENT_HEADS:
         writer.add_key_length_mla(spec.head_dim)
         writer.add_value_length_mla(spec.head_dim_out)
     if spec.q_rank:
@@ -158,7 +201,7 @@ def add_states(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
         writer.add_rope_dimension_sections([-(-pairs // 3)] * 3 + [0])
     if spec.arch == "kimi-linear":
         writer.add_kda_head_dim(spec.state_dim)
-    if spec.arch == "nemotron_h":
+    if spec.arch in NEMOTRONS:
         writer.add_layer_norm_eps(1e-5)
 
 

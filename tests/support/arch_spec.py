@@ -13,7 +13,12 @@ SHORT_CONV = ("lfm2", "lfm2moe")
 BERTS = ("bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3")
 ENCODERS = (*BERTS, "modern-bert", "eurobert", "neo-bert")
 # a layer without KV heads has a state
-BY_KV_HEADS = (*SHORT_CONV, "granitehybrid", "nemotron_h", "kimi-linear")
+NEMOTRONS = ("nemotron_h", "nemotron_h_moe")
+BY_KV_HEADS = (*SHORT_CONV, "granitehybrid", *NEMOTRONS, "kimi-linear")
+# every second layer has twice as many heads
+VARYING = ("openelm", "laguna", "spark2_5")
+# K and V of heads are made of a latent
+LATENT_HEADS = ("minicpm3",)
 
 # norms behind attention and feed-forward, alone or beside those before them; norms of Q and K, of each head
 # or of all of a token's
@@ -28,13 +33,56 @@ LAYER_NORMS = (
     "falcon",
     "gpt2",
     "modern-bert",
+    "starcoder",
+    "bloom",
+    "mpt",
+    "jais",
+    "jais2",
+    "orion",
+    "codeshell",
+    "olmo",
+    "dbrx",
+    "cohere2moe",
     *BERTS,
 )
-NORM_BIASES = ("phi2", "phimoe", "stablelm", "starcoder2", "nemotron", "gptneox", "falcon", "gpt2")
 # of all matrices
-BIASES = ("phi2", "phimoe", "starcoder2", "gptneox", "gpt2", "bert", "jina-bert-v2", "jina-bert-v3")
-POST_NORMS = ("gemma2", "gemma3", "gemma3n", "gemma4", "gemma-embedding", "olmo2", "exaone4", "glm4")
-NO_PRE_NORMS = ("olmo2", "exaone4", *BERTS)
+OLDER_BIASES = ("starcoder", "bloom", "jais", "jais2", "codeshell")
+NORM_BIASES = (
+    "phi2",
+    "phimoe",
+    "stablelm",
+    "starcoder2",
+    "nemotron",
+    "gptneox",
+    "falcon",
+    "gpt2",
+    "orion",
+    *OLDER_BIASES,
+)
+BIASES = (
+    "phi2",
+    "phimoe",
+    "starcoder2",
+    "gptneox",
+    "gpt2",
+    "bert",
+    "jina-bert-v2",
+    "jina-bert-v3",
+    *OLDER_BIASES,
+)
+POST_NORMS = (
+    "gemma2",
+    "gemma3",
+    "gemma3n",
+    "gemma4",
+    "gemma-embedding",
+    "olmo2",
+    "exaone4",
+    "glm4",
+    "muse-glimmer",
+    "afmoe",
+)
+NO_PRE_NORMS = ("olmo2", "exaone4", "olmo", *BERTS)
 HEAD_NORMS = (
     "qwen3",
     "qwen3moe",
@@ -47,15 +95,43 @@ HEAD_NORMS = (
     "dots1",
     *HUNYUAN,
     "apertus",
+    "qwen3vl",
+    "qwen3vlmoe",
+    "exaone-moe",
+    "muse-glimmer",
+    "afmoe",
+    "laguna",
+    "openelm",
+    "maincoder",
+    "plamo3",
+    "mellum",
+    "hy_v3",
     *DELTA_NETS,
     *SHORT_CONV,
 )
 WIDE_NORMS = ("olmo2", "olmoe", "minimax-m2")
-NO_FFN_NORM = ("nemotron_h", "falcon-h1", "mamba2", "command-r", "cohere2", "phi2", "falcon", *NO_PRE_NORMS)
+NO_FFN_NORM = (
+    *NEMOTRONS,
+    "falcon-h1",
+    "mamba2",
+    "command-r",
+    "cohere2",
+    "cohere2moe",
+    "phi2",
+    "falcon",
+    "plamo",
+    "dbrx",
+    *NO_PRE_NORMS,
+)
 # gate and up are one matrix; there is no gate
-GATED_IN_ONE = ("phi3", "glm4", "modern-bert", "neo-bert")
+GATED_IN_ONE = ("phi3", "glm4", "modern-bert", "neo-bert", "chatglm", "plamo3")
 UNGATED = (
-    "nemotron_h",
+    *NEMOTRONS,
+    "starcoder",
+    "bloom",
+    "mpt",
+    "jais2",
+    "codeshell",
     "arcee",
     "phi2",
     "starcoder2",
@@ -68,16 +144,81 @@ UNGATED = (
     "nomic-bert-moe",
     "jina-bert-v3",
 )
-TIED = ("gemma", "gemma2", "command-r", "cohere2", "gemma-embedding", *ENCODERS)
-GRANITES = ("granite", "granitemoe", "granitehybrid")
+TIED = (
+    "gemma",
+    "gemma2",
+    "command-r",
+    "cohere2",
+    "gemma-embedding",
+    "openelm",
+    "bitnet",
+    *ENCODERS,
+)
+GRANITES = ("granite", "granitemoe", "granitehybrid", "granite_swa")
+SINKS = ("gpt-oss", "granite_swa", "mimo2")
 
 # the first layer has no experts
 LATENTS = ("deepseek2", "mistral4")
-FIRST_DENSE = ("lfm2moe", "kimi-linear", "bailingmoe2", "glm4moe", "dots1", "ernie4_5-moe", *LATENTS)
-CHOICE_BIAS = ("minimax-m2", *FIRST_DENSE)
+NO_CHOICE_BIAS = ("deepseek", "cohere2moe")
+FIRST_DENSE = (
+    "lfm2moe",
+    "kimi-linear",
+    "bailingmoe2",
+    "glm4moe",
+    "dots1",
+    "ernie4_5-moe",
+    "exaone-moe",
+    "deepseek2-ocr",
+    "afmoe",
+    "laguna",
+    "hy_v3",
+    "mimo2",
+    *NO_CHOICE_BIAS,
+    *LATENTS,
+)
+CHOICE_BIAS = (
+    "minimax-m2",
+    "nemotron_h_moe",
+    *(name for name in FIRST_DENSE if name not in NO_CHOICE_BIAS),
+)
 # an expert that every token goes to, as wide as so many of the others
-SHARED_COUNT = ("kimi-linear", "bailingmoe2", "glm4moe", "dots1", *LATENTS)
-SIGMOID = ("lfm2moe", "kimi-linear", "bailingmoe2", "glm4moe", "dots1", "minimax-m2")
+SHARED_COUNT = (
+    "kimi-linear",
+    "bailingmoe2",
+    "glm4moe",
+    "dots1",
+    "deepseek",
+    "deepseek2-ocr",
+    "bailingmoe",
+    "afmoe",
+    "cohere2moe",
+    *LATENTS,
+)
+SCALED_EXPERTS = ("nemotron_h_moe", "exaone-moe", "laguna", "hy_v3", *SHARED_COUNT)
+# their weights add up to 1, and the file says so
+NORMED_EXPERTS = (
+    "glm4moe",
+    "dots1",
+    "nemotron_h_moe",
+    "exaone-moe",
+    "laguna",
+    "hy_v3",
+    "afmoe",
+    "cohere2moe",
+)
+SIGMOID = (
+    "lfm2moe",
+    "kimi-linear",
+    "bailingmoe2",
+    "glm4moe",
+    "dots1",
+    "minimax-m2",
+    "exaone-moe",
+    "smallthinker",
+)
+# a gate behind attention that a matrix of its own makes: for all that heads give, or for each head
+GATES = ("muse-glimmer", "afmoe")
+HEAD_GATES = ("laguna", "spark2_5")
 
 
 @dataclass(frozen=True)
@@ -128,6 +269,8 @@ class ArchSpec:
     two_norms: bool = False  # falcon: one for attention, one for the feed-forward; jina-bert-v2: more norms
     gates: str = "apart"  # jina-bert-v2: "apart", "in one" matrix with up, or "none"
     activation: str = ""  # modern-bert's key
+    wide_gate: bool = False  # laguna: of all that heads give
+    n_latent: int = 0  # of what experts see
     temperature: float = 0.0  # of later queries
     yarn_gain: float = 0.0
     sections: tuple[int, ...] = ()  # of rope's pairs, in files that also see pictures
@@ -146,19 +289,22 @@ class ArchSpec:
 
     def has_state(self, layer: int) -> bool:
         """All layers but every period-th, or all beside attention; Nemotron's third kind feeds forward."""
-        if self.arch == "nemotron_h":
+        if self.arch in NEMOTRONS:
             return bool(layer % 3 == 0)
         if self.arch == "mamba2":
             return True
         return self.state_heads > 0 and (self.arch == "falcon-h1" or (layer + 1) % self.period > 0)
 
     def attends(self, layer: int) -> bool:
-        if self.arch == "nemotron_h":
+        """deci: of every three layers the second has a matrix in its place, the third only feeds forward."""
+        if self.arch in NEMOTRONS:
             return layer % 3 == 1
+        if self.arch == "deci":
+            return layer % 3 == 0
         return self.arch == "falcon-h1" or not self.has_state(layer)
 
     def feeds(self, layer: int) -> bool:
-        return self.arch not in ("nemotron_h", "mamba2") or (self.arch == "nemotron_h" and layer % 3 == 2)
+        return self.arch not in (*NEMOTRONS, "mamba2") or (self.arch in NEMOTRONS and layer % 3 == 2)
 
     def routes(self, layer: int) -> bool:
         """Whether the layer has experts in place of a dense feed-forward."""
@@ -167,6 +313,12 @@ class ArchSpec:
         if self.arch == "nomic-bert-moe":
             return layer % 2 == 1
         return self.n_expert > 0 and self.arch != "gemma4" and (self.arch not in FIRST_DENSE or layer > 0)
+
+    def n_head_of(self, layer: int) -> int:
+        return self.n_head * (2 if self.arch in VARYING and layer % 2 else 1)
+
+    def n_ff_of(self, layer: int) -> int:
+        return self.n_ff + (32 if self.arch == "openelm" and layer % 2 else 0)
 
     def heads_of(self, layer: int) -> tuple[int, int]:
         """Width of the layer's heads, and how many it has of K and V."""

@@ -13,12 +13,16 @@ from support.arch_spec import (
     DELTA_NETS,
     ENCODERS,
     GATED_IN_ONE,
+    GATES,
+    HEAD_GATES,
     HEAD_NORMS,
+    LATENT_HEADS,
     NO_FFN_NORM,
     NO_PRE_NORMS,
     NORM_BIASES,
     POST_NORMS,
     SHORT_CONV,
+    SINKS,
     TIED,
     UNGATED,
     WIDE_NORMS,
@@ -36,10 +40,13 @@ def random_tensors(spec: ArchSpec) -> Tensors:
         parts = _norms(random, layer)
         if spec.attends(layer):
             parts |= _latent_attention(random, layer) if spec.rank else _attention(random, layer)
+        elif spec.arch == "deci" and layer % 3 == 1:
+            parts["attn_output.weight"] = random.matrix(spec.n_embd, spec.n_embd)
         if spec.has_state(layer):
             parts |= state_tensors(random)
         if spec.feeds(layer):
-            parts |= _experts(random) if spec.routes(layer) else _dense(random)
+            parts |= _experts(random) if spec.routes(layer) else _dense(random, layer)
+            parts |= _dense_beside(random)
         if spec.arch == "gemma4":
             parts |= _parts_of_gemma4(random, layer)
         elif spec.arch == "gemma3n":
@@ -47,13 +54,14 @@ def random_tensors(spec: ArchSpec) -> Tensors:
         tensors |= {f"blk.{layer}.{name}": tensor for name, tensor in parts.items()}
     is_first = spec.arch in (*SHORT_CONV, *BERTS)
     last = "enc.output_norm.weight" if spec.arch == "neo-bert" else "output_norm.weight"
-    tensors["token_embd_norm.weight" if is_first else last] = random.norm(spec.n_embd)
+    if spec.arch != "olmo":
+        tensors["token_embd_norm.weight" if is_first else last] = random.norm(spec.n_embd)
     tensors |= _frame_of_encoder(random) | _classifier(random)
-    if spec.arch in NORM_BIASES:
+    if _has_norm_biases(spec):
         tensors["output_norm.bias"] = random.bias(spec.n_embd)
     if spec.arch in ("phi2", "phimoe"):
         tensors["output.bias"] = random.bias(N_VOCAB)
-    if spec.arch in ("gpt2", "bert"):
+    if spec.arch in ("gpt2", "bert", "starcoder"):
         tensors["position_embd.weight"] = random.matrix(spec.n_ctx_train, spec.n_embd, gain=2.0)
     if spec.arch not in TIED:
         tensors["output.weight"] = random.matrix(N_VOCAB, spec.n_embd, gain=3.0)
@@ -62,16 +70,25 @@ def random_tensors(spec: ArchSpec) -> Tensors:
     elif spec.arch == "gemma3n":
         tensors |= altup_frame(random)
     if spec.scaling == "longrope":
-        pairs = (spec.n_rot or spec.head_dim) // 2
+        pairs = (spec.n_behind if spec.rank else spec.n_rot or spec.head_dim) // 2
         tensors["rope_factors_short.weight"] = np.linspace(1.0, 1.5, pairs, dtype=np.float32)
         tensors["rope_factors_long.weight"] = np.linspace(1.0, 12.0, pairs, dtype=np.float32)
     return tensors
 
 
+def _has_norm_biases(spec: ArchSpec) -> bool:
+    return spec.arch in NORM_BIASES or (spec.arch == "mpt" and spec.biases)
+
+
 def _frame_of_encoder(random: Random) -> Tensors:
-    """What BERT has before its layers, and EmbeddingGemma behind pooled states."""
+    """What BERT and BLOOM have before their layers, and EmbeddingGemma behind pooled states."""
     spec = random.spec
     parts: Tensors = {}
+    if spec.arch == "bloom":
+        parts |= {
+            "token_embd_norm.weight": random.norm(spec.n_embd),
+            "token_embd_norm.bias": random.bias(spec.n_embd),
+        }
     if spec.arch in BERTS:
         parts |= {
             "token_embd_norm.bias": random.bias(spec.n_embd),
@@ -109,7 +126,7 @@ def _classifier(random: Random) -> Tensors:
 def _attention(random: Random, layer: int) -> Tensors:
     spec = random.spec
     head_dim, n_head_kv = spec.heads_of(layer)
-    q_rows, kv_rows = spec.n_head * head_dim, n_head_kv * head_dim
+    q_rows, kv_rows = spec.n_head_of(layer) * head_dim, n_head_kv * head_dim
     gate_rows = q_rows if spec.arch in DELTA_NETS else 0
     q, k = (random.matrix(rows, spec.n_embd, gain=1.5) for rows in (q_rows + gate_rows, kv_rows))
     v = random.matrix(kv_rows, spec.n_embd)
@@ -127,10 +144,18 @@ def _attention(random: Random, layer: int) -> Tensors:
             parts["attn_qkv.bias"] = np.concatenate(list(biases.values()))
         else:
             parts |= {f"attn_{name}.bias": bias for name, bias in biases.items()}
-    if spec.arch in ("gpt-oss", *BIASES):
+    if spec.arch in ("gpt-oss", "pangu-embedded", *BIASES) or (
+        spec.arch in ("mpt", "paddleocr") and spec.biases
+    ):
         parts["attn_output.bias"] = random.bias(spec.n_embd)
-    if spec.arch == "gpt-oss":
+    if spec.arch in SINKS:
         parts["attn_sinks.weight"] = random.bias(spec.n_head, scale=2.0)
+    if spec.arch in (*GATES, *HEAD_GATES):
+        by_head = spec.arch in HEAD_GATES and not spec.wide_gate
+        rows = q_rows // head_dim if by_head else q_rows
+        parts["attn_gate.weight"] = random.matrix(rows, spec.n_embd)
+    if spec.arch == "bitnet":
+        parts["attn_sub_norm.weight"] = random.norm(q_rows)
     return parts
 
 
@@ -145,9 +170,17 @@ def _latent_attention(random: Random, layer: int) -> Tensors:
             "attn_q_a_norm.weight": random.norm(spec.q_rank),
             "attn_q_b.weight": random.matrix(q_rows, spec.q_rank, gain=1.5),
         }
-    return queries | {
+    queries |= {
         "attn_kv_a_mqa.weight": random.matrix(spec.rank + spec.n_behind, spec.n_embd, gain=1.5),
         "attn_kv_a_norm.weight": random.norm(spec.rank),
+    }
+    if spec.arch in LATENT_HEADS:
+        gathered = spec.n_head * spec.head_dim_out
+        return queries | {
+            "attn_kv_b.weight": random.matrix(spec.n_head * (plain + spec.head_dim_out), spec.rank),
+            "attn_output.weight": random.matrix(spec.n_embd, gathered),
+        }
+    return queries | {
         "attn_k_b.weight": random.matrix(spec.n_head, spec.rank, plain),
         "attn_v_b.weight": random.matrix(spec.n_head, spec.head_dim_out, spec.rank),
         "attn_output.weight": random.matrix(
@@ -170,8 +203,16 @@ def _norms(random: Random, layer: int) -> Tensors:
         names["attn_q_norm"] = head_dim
         if layer < spec.n_layer - spec.n_shared or spec.spare_kv:
             names["attn_k_norm"] = head_dim
+    if spec.arch == "deci" and layer % 3 == 2:
+        del names["attn_norm"]
     if spec.arch in POST_NORMS:
         names |= {"post_attention_norm": spec.n_embd, "post_ffw_norm": spec.n_embd}
+    if spec.arch == "grok":
+        names |= {"attn_output_norm": spec.n_embd, "layer_output_norm": spec.n_embd}
+    if spec.arch == "dbrx":
+        names["attn_output_norm"] = spec.n_embd
+    if spec.arch == "arctic":
+        names["ffn_norm_exps"] = spec.n_embd
     if spec.arch in BERTS:
         names = {"attn_output_norm": spec.n_embd, "layer_output_norm": spec.n_embd}
     if spec.two_norms:
@@ -181,11 +222,13 @@ def _norms(random: Random, layer: int) -> Tensors:
     if spec.arch == "modern-bert" and layer == 0:
         del names["attn_norm"]
     norms = {f"{name}.weight": random.norm(n) for name, n in names.items()}
-    if spec.arch in (*NORM_BIASES, *BERTS):
+    if _has_norm_biases(spec) or spec.arch in BERTS:
         norms |= {f"{name}.bias": random.bias(n) for name, n in names.items()}
     if spec.norms_by_head:
         norms["attn_q_norm.weight"] = random.norm(spec.n_head * head_dim).reshape(-1, head_dim)
         norms["attn_k_norm.weight"] = random.norm(spec.n_head_kv * head_dim).reshape(-1, head_dim)
+    if spec.arch == "plamo3":
+        norms |= {name: random.norm(spec.n_embd) for name in ("post_attention_norm", "post_ffw_norm")}
     if spec.arch == "falcon-h1":
         norms["ffn_norm"] = random.norm(spec.n_embd)
     if spec.arch in ("gemma3n", "gemma4"):  # nothing else scales its scores
@@ -193,37 +236,62 @@ def _norms(random: Random, layer: int) -> Tensors:
     return norms
 
 
-def _dense(random: Random) -> Tensors:
+def _dense(random: Random, layer: int) -> Tensors:
     spec = random.spec
-    rows = {"ffn_gate": spec.n_ff, "ffn_up": spec.n_ff}
+    n_ff = spec.n_ff_of(layer)
+    rows = {"ffn_gate": n_ff, "ffn_up": n_ff}
     if spec.arch in (*GATED_IN_ONE, *UNGATED):
-        rows = {"ffn_up": spec.n_ff * (2 if spec.arch in GATED_IN_ONE else 1)}
+        rows = {"ffn_up": n_ff * (2 if spec.arch in GATED_IN_ONE else 1)}
     elif spec.gates != "apart":
-        rows = {"ffn_up": spec.n_ff * (2 if spec.gates == "in one" else 1)}
+        rows = {"ffn_up": n_ff * (2 if spec.gates == "in one" else 1)}
     parts = {f"{name}.weight": random.matrix(n, spec.n_embd) for name, n in rows.items()}
-    if spec.arch in BIASES:
-        parts |= {"ffn_up.bias": random.bias(rows["ffn_up"]), "ffn_down.bias": random.bias(spec.n_embd)}
-    return parts | {"ffn_down.weight": random.matrix(spec.n_embd, spec.n_ff)}
+    if spec.arch in BIASES or (spec.arch == "mpt" and spec.biases):
+        biased = [name for name in rows if name == "ffn_up" or spec.arch == "jais"]
+        parts |= {f"{name}.bias": random.bias(rows[name]) for name in biased}
+        parts["ffn_down.bias"] = random.bias(spec.n_embd)
+    if spec.arch == "bitnet":
+        parts["ffn_sub_norm.weight"] = random.norm(n_ff)
+    return parts | {"ffn_down.weight": random.matrix(spec.n_embd, n_ff)}
+
+
+def _dense_beside(random: Random) -> Tensors:
+    """Of the experts: as wide as embeddings in Arctic; Grok may have none."""
+    spec = random.spec
+    n = {"arctic": spec.n_embd, "grok": spec.n_ff if spec.n_ff_shared else 0}.get(spec.arch, 0)
+    names = ("ffn_gate", "ffn_up") if n else ()
+    parts: Tensors = {f"{name}.weight": random.matrix(n, spec.n_embd) for name in names}
+    return parts | ({"ffn_down.weight": random.matrix(spec.n_embd, n)} if n else {})
 
 
 def _experts(random: Random) -> Tensors:
     spec = random.spec
     n = spec.n_expert
+    n_in = spec.n_latent or spec.n_embd
     parts = {
         "ffn_gate_inp.weight": random.matrix(n, spec.n_embd, gain=2.0),
-        "ffn_gate_exps.weight": random.matrix(n, spec.n_ff, spec.n_embd),
-        "ffn_up_exps.weight": random.matrix(n, spec.n_ff, spec.n_embd),
-        "ffn_down_exps.weight": random.matrix(n, spec.n_embd, spec.n_ff),
+        "ffn_gate_exps.weight": random.matrix(n, spec.n_ff, n_in),
+        "ffn_up_exps.weight": random.matrix(n, spec.n_ff, n_in),
+        "ffn_down_exps.weight": random.matrix(n, n_in, spec.n_ff),
     }
-    of_qkv = ("kimi-linear", "bailingmoe2", "dots1")  # what of theirs is fused
+    if spec.n_latent:
+        parts |= {
+            "ffn_latent_down.weight": random.matrix(n_in, spec.n_embd),
+            "ffn_latent_up.weight": random.matrix(spec.n_embd, n_in),
+        }
+    of_qkv = ("kimi-linear", "bailingmoe2", "dots1", "dbrx")  # what of theirs is fused
     if spec.arch in UNGATED:
         del parts["ffn_gate_exps.weight"]
     elif spec.fused and spec.arch not in of_qkv:
         both = [parts.pop(f"ffn_{name}_exps.weight") for name in ("gate", "up")]
         parts["ffn_gate_up_exps.weight"] = np.concatenate(both, axis=1)
     if spec.arch in CHOICE_BIAS:
-        parts["exp_probs_b.bias"] = random.bias(n)
-    if spec.n_ff_shared:
+        parts["exp_probs_b" if spec.arch == "hy_v3" else "exp_probs_b.bias"] = random.bias(n)
+    if spec.arch == "granite_swa" and spec.n_ff_shared:
+        parts |= {
+            "ffn_up_shexp.weight": random.matrix(2 * spec.n_ff_shared, spec.n_embd),
+            "ffn_down_shexp.weight": random.matrix(spec.n_embd, spec.n_ff_shared),
+        }
+    elif spec.n_ff_shared and spec.arch != "grok":
         if spec.arch in ("qwen2moe", *DELTA_NETS):
             parts["ffn_gate_inp_shexp.weight"] = random.bias(spec.n_embd)
         parts |= {
@@ -231,6 +299,8 @@ def _experts(random: Random) -> Tensors:
             "ffn_up_shexp.weight": random.matrix(spec.n_ff_shared, spec.n_embd),
             "ffn_down_shexp.weight": random.matrix(spec.n_embd, spec.n_ff_shared),
         }
+        if spec.arch in UNGATED:
+            del parts["ffn_gate_shexp.weight"]
     if spec.arch == "gpt-oss":
         parts |= {
             "ffn_gate_inp.bias": random.bias(n),

@@ -12,6 +12,55 @@ KINDS = [
 ]
 SINKS = ArchSpec("gpt-oss", 2, 64, 4, 2, 32, 32, n_expert=4, window=24)  # windows and experts too
 
+# One of each of these whose layers attend to every position; muse-glimmer and cohere2moe have windows, too.
+LATER_ROWS = [
+    ArchSpec("qwen2vl", 1, head_dim=16, biases=True, sections=(2, 3, 3, 0)),
+    ArchSpec("qwen3vl", 1, sections=(6, 5, 5, 0)),
+    ArchSpec("qwen3vlmoe", 1, n_expert=2, sections=(6, 5, 5, 0)),
+    ArchSpec("paddleocr", 1, sections=(6, 5, 5, 0)),
+    ArchSpec("internlm2", 1, head_dim=16),
+    ArchSpec("xverse", 1, head_dim=16),
+    ArchSpec("baichuan", 32, 32, 2, 2, 16, 32, silent=tuple(range(31))),
+    ArchSpec("exaone", 1),
+    ArchSpec("pangu-embedded", 1, biases=True),
+    ArchSpec("plamo", 1, head_dim=16),
+    ArchSpec("maincoder", 1),
+    ArchSpec("qwen", 1, head_dim=16, n_head_kv=4, fused=True, biases=True),
+    ArchSpec("chatglm", 1, head_dim=16, n_rot=8, fused=True),
+    ArchSpec("refact", 1),
+    ArchSpec("minicpm", 1),
+    ArchSpec("minicpm3", 1, n_head_kv=4, rank=48, q_rank=40),
+    ArchSpec("bitnet", 1, head_dim=16),
+    ArchSpec("openelm", 1, fused=True),
+    ArchSpec("plamo3", 1, fused=True),
+    ArchSpec("mellum", 1, n_expert=2),
+    ArchSpec("deci", 3),
+    ArchSpec("granite_swa", 2, window=8, silent=(1,)),
+    ArchSpec("starcoder", 1, head_dim=16, fused=True),  # its positions stay
+    ArchSpec("bloom", 1, head_dim=16, n_head_kv=4, fused=True),
+    ArchSpec("jais", 1, head_dim=16, n_head_kv=4, fused=True),
+    ArchSpec("mpt", 1, head_dim=16, fused=True),
+    ArchSpec("jais2", 1),
+    ArchSpec("orion", 1, head_dim=16),
+    ArchSpec("codeshell", 1, head_dim=16),
+    ArchSpec("olmo", 1, head_dim=16),
+    ArchSpec("dbrx", 1, head_dim=16, fused=True, n_expert=2),
+    ArchSpec("deepseek", 2, head_dim=16, n_expert=2, n_ff_shared=96, silent=(0,)),
+    ArchSpec("deepseek2-ocr", 2, head_dim=16, n_head_kv=4, n_expert=2, n_ff_shared=96, silent=(0,)),
+    ArchSpec("bailingmoe", 1, n_expert=2, n_ff_shared=96),
+    ArchSpec("exaone-moe", 2, window=8, n_expert=2, n_ff_shared=48, silent=(1,)),
+    ArchSpec("cohere2moe", 2, window=8, n_expert=2, n_ff_shared=96, silent=(0,)),
+    ArchSpec("hy_v3", 2, n_expert=2, n_ff_shared=48, silent=(0,)),
+    ArchSpec("arctic", 1, head_dim=16, n_expert=2),
+    ArchSpec("grok", 1, head_dim=16, n_expert=2),
+    ArchSpec("smallthinker", 1, n_expert=2),
+    ArchSpec("mimo2", 2, window=8, n_expert=2, n_head_kv_window=4, n_rot=16, silent=(0,)),
+    ArchSpec("muse-glimmer", 2, window=8, silent=(1,)),
+    ArchSpec("afmoe", 2, window=8, n_expert=2, n_ff_shared=96, silent=(1,)),
+    ArchSpec("laguna", 2, n_expert=2, n_ff_shared=48, silent=(0,)),
+    ArchSpec("spark2_5", 2, window=8, silent=(1,)),
+]
+
 # One of each row whose layers attend to every position, and to some only in Cohere 2. Both experts are used,
 # because a rounding may choose another one.
 ROWS = [

@@ -134,8 +134,12 @@ ggml_tensor * decode_graph::mix(ggml_tensor * x, uint32_t layer) {
     ggml_tensor * heads = spec.attends() ? attend(x, layer) : nullptr;
     ggml_tensor * recalled = spec.recurs() ? state_block{model_, layer, *recurs_[layer], gives(layer)}.build(b, x) : nullptr;
     ggml_tensor * sum = nullptr;
+    if (w[role::linear] && gives(layer)) {
+        sum = b.linear(asked(x, layer), w[role::linear], w.scale(role::linear), nullptr);
+    }
     if (heads) {
         sum = b.linear(asked(heads, layer), w[role::wo], w.scale(role::wo), w[role::wo_bias]);
+        sum = spec.out_scale > 0.0f ? ggml_scale(b.ctx(), sum, spec.out_scale) : sum;
     }
     if (recalled) {
         recalled = b.linear(asked(recalled, layer), w[role::state_out], w.scale(role::state_out), nullptr);
@@ -161,7 +165,7 @@ ggml_tensor * decode_graph::add(ggml_tensor * x, ggml_tensor * added) {
 ggml_tensor * decode_graph::layer(ggml_tensor * x, uint32_t il) {
     builder & b = builder_;
     const struct hparams & h = model_.hparams();
-    const norm_kind kind = model_.arch().norm;
+    const norm_kind kind = model_.hparams().norm;
     const layer_spec & spec = h.layers[il];
     const role_tensors & w = model_.layers()[il];
     ggml_tensor * in = nullptr;
@@ -169,8 +173,8 @@ ggml_tensor * decode_graph::layer(ggml_tensor * x, uint32_t il) {
     if (turn_of(il)) {
         turns_.push_back({il, gives(il), il == h.here.begin ? nullptr : x});
     }
-    if (spec.attends() || spec.recurs()) {
-        in = norm(b, kind, x, w[role::attn_norm], h.norm_eps, w[role::attn_norm_bias]);
+    if (spec.attends() || spec.recurs() || w[role::linear]) {
+        in = norm_of_model(b, h, x, w[role::attn_norm], w[role::attn_norm_bias]);
         const bool is_apart = w[role::mix_norm] != nullptr;
         mixed = mix(is_apart ? norm(b, kind, x, w[role::mix_norm], h.norm_eps, w[role::mix_norm_bias]) : in, il);
     }
@@ -179,17 +183,17 @@ ggml_tensor * decode_graph::layer(ggml_tensor * x, uint32_t il) {
     }
     ggml_tensor * own = layer_embeddings_ ? asked(embedding_of_layer(b, layer_embeddings_, il), il) : nullptr;
     x = asked(x, il);
+    ggml_tensor * seen = x;
     if (spec.parallel) {
-        ggml_tensor * seen = w[role::ffn_norm] ? x : asked(in, il);
-        x = add(x, ggml_add(b.ctx(), feed_forward(b, model_, il, seen), mixed));
+        ggml_tensor * fed = w[role::ffn_norm] ? x : asked(in, il);
+        x = add(x, ggml_add(b.ctx(), feed_forward(b, model_, il, fed, seen), mixed));
     } else {
-        ggml_tensor * seen = x;
-        x = mixed ? add(x, norm(b, kind, mixed, w[role::attn_post_norm], h.norm_eps)) : x;
+        x = mixed ? add(x, norm(b, kind, mixed, w[role::attn_post_norm], h.post_norm_eps)) : x;
         x = norm(b, kind, x, w[role::attn_sum_norm], h.norm_eps, w[role::attn_sum_norm_bias]);
         if (w[role::attn_sum_norm_2]) {
             x = norm(b, kind, ggml_add(b.ctx(), x, seen), w[role::attn_sum_norm_2], h.norm_eps, w[role::attn_sum_norm_2_bias]);
         }
-        x = spec.feed_forward.feeds() ? add(x, feed_forward(b, model_, il, x)) : x;
+        x = spec.feed_forward.feeds() ? add(x, feed_forward(b, model_, il, x, seen)) : x;
         x = norm(b, kind, x, w[role::ffn_sum_norm], h.norm_eps, w[role::ffn_sum_norm_bias]);
     }
     x = own ? ggml_add(b.ctx(), x, made_of_layer_embedding(b, model_, il, x, own)) : x;
@@ -202,7 +206,7 @@ ggml_tensor * decode_graph::layer(ggml_tensor * x, uint32_t il) {
 ggml_tensor * decode_graph::layer_of_states(ggml_tensor * states, uint32_t il) {
     builder & b = builder_;
     const float eps = model_.hparams().norm_eps;
-    const norm_kind kind = model_.arch().norm;
+    const norm_kind kind = model_.hparams().norm;
     const role_tensors & w = model_.layers()[il];
     if (turn_of(il)) {
         turns_.push_back({il, gives(il), il == 0 ? nullptr : states});
@@ -218,7 +222,7 @@ ggml_tensor * decode_graph::layer_of_states(ggml_tensor * states, uint32_t il) {
     ggml_tensor * x = add(altup_active(b, guess), norm(b, kind, mixed, w[role::attn_post_norm], eps));
     x = ggml_add(b.ctx(), x, laurel(b, model_, il, asked(in, il)));
     x = ggml_scale(b.ctx(), x, 1.0f / std::sqrt(2.0f));
-    x = add(x, feed_forward(b, model_, il, x));
+    x = add(x, feed_forward(b, model_, il, x, x));
     states = altup_corrected(b, model_, il, guess, x);
     ggml_tensor * own = asked(embedding_of_layer(b, layer_embeddings_, il), il);
     states = altup_with_own(b, model_, il, states, own);
@@ -245,7 +249,8 @@ ggml_tensor * decode_graph::embedded() {
         b.wish(cpu_device());
         x = ggml_add(b.ctx(), x, of_positions);
     }
-    x = norm(b, model_.arch().norm, x, w[role::embd_norm], h.norm_eps, w[role::embd_norm_bias]);
+    x = norm(b, h.norm, x, w[role::embd_norm], h.norm_eps, w[role::embd_norm_bias]);
+    x = h.embd_normed ? normalized(b, h.norm, x, h.norm_eps) : x;
     b.wish(model_.placement().layer(0));
     return ggml_set_name(x, "embedded");
 }
@@ -289,7 +294,7 @@ void decode_graph::build() {
         return;
     }
     x = h.n_altup > 0 ? altup_merged(b, model_, x) : x;
-    embd = norm(b, model_.arch().norm, x, w[role::output_norm], h.norm_eps, w[role::output_norm_bias]);
+    embd = norm_of_model(b, h, x, w[role::output_norm], w[role::output_norm_bias]);
     if (w[role::dense_in]) {
         embd = b.product(b.product(embd, w[role::dense_in]), w[role::dense_out]);
     }

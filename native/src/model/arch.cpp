@@ -9,8 +9,8 @@ namespace {
 
 std::vector<arch_recipe> make_recipes() {
     std::vector<arch_recipe> all = plain_recipes();
-    for (const auto & more :
-         {gemma_recipes(), rms_recipes(), layer_norm_recipes(), expert_recipes(), hybrid_recipes(), encoder_recipes()}) {
+    for (const auto & more : {gemma_recipes(), rms_recipes(), llama_like_recipes(), layer_norm_recipes(), expert_recipes(),
+                              mixture_recipes(), gated_recipes(), hybrid_recipes(), encoder_recipes()}) {
         all.insert(all.end(), more.begin(), more.end());
     }
     return all;
@@ -76,6 +76,10 @@ int64_t width(extent e, const hparams & h, const layer_spec * layer) {
         return layer->feed_forward.n_ff_expert;
     case extent::expert_gate_up:
         return 2 * int64_t{layer->feed_forward.n_ff_expert};
+    case extent::expert_in:
+        return layer->feed_forward.n_latent > 0 ? layer->feed_forward.n_latent : h.n_embd;
+    case extent::shared_gate_up:
+        return 2 * int64_t{layer->feed_forward.n_ff_shared};
     case extent::shared_ff:
         return layer->feed_forward.n_ff_shared;
     case extent::pairs:
@@ -124,6 +128,14 @@ int64_t width(extent e, const hparams & h, const layer_spec * layer) {
         return layer->latent.head_dim - layer->latent.n_behind;
     case extent::latent_out:
         return layer->latent.head_dim_out;
+    case extent::kv_rank:
+        return layer->kv_rank;
+    case extent::kv_rank_rotated:
+        return int64_t{layer->kv_rank} + layer->rope.n_rot;
+    case extent::kv_of_latent:
+        return layer->n_head_kv * (int64_t{layer->head_dim_k} - layer->rope.n_rot + layer->head_dim_v);
+    case extent::attn_gate:
+        return layer->n_gate;
     }
     return 0;
 }

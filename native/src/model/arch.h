@@ -64,7 +64,11 @@ enum class role {
     latent_norm,    // (rank): of the latent
     latent_k,       // (head_dim - n_behind, rank, n_head): a head's query becomes one of latents
     latent_v,       // (rank, head_dim_out, n_head): what a head gathers of latents becomes its V
+    latent_up,      // (kv_rank, n_head * (head_dim_k - n_rot + head_dim_v)): K and V of heads, made of a latent
     sinks,          // (n_head)
+    attn_gate,      // (n_embd, n_gate): of what attention gives
+    attn_sub_norm,  // (n_head * head_dim_v): of what attention gives
+    linear,         // (n_embd, n_embd): all that a layer does in place of attention
     attn_post_norm, // (n_embd): of what attention adds
     attn_sum_norm,  // (n_embd): of what it was added to
     attn_sum_norm_bias,
@@ -100,7 +104,8 @@ enum class role {
     ffn_gate_up, // the next two, one after the other
     ffn_gate,    // (n_embd, n_ff)
     ffn_up,
-    ffn_down, // (n_ff, n_embd)
+    ffn_down,     // (n_ff, n_embd)
+    ffn_sub_norm, // (n_ff): of what it sees
     ffn_gate_up_bias,
     ffn_gate_bias,
     ffn_up_bias,
@@ -113,7 +118,10 @@ enum class role {
     expert_up,
     expert_down,        // (n_ff_expert, n_embd, n_expert)
     expert_choice_bias, // (n_expert): of the router's numbers when experts are chosen
+    expert_latent_down, // (n_embd, n_latent): what experts see
+    expert_latent_up,   // (n_latent, n_embd): what is made of what they give
     shared_router,      // (n_embd): of the expert that every token goes to
+    shared_gate_up,     // the next two, one after the other
     shared_gate,        // (n_embd, n_ff_shared)
     shared_up,          //
     shared_down,        // (n_ff_shared, n_embd)
@@ -179,7 +187,9 @@ enum class extent {
     expert,
     expert_ff,
     expert_gate_up, // twice that
+    expert_in,      // what experts see
     shared_ff,
+    shared_gate_up, // twice that
     pairs,          // of rope's dimensions
     state_in,       // what a state's layer takes
     state_in_gated, // and its gate
@@ -203,6 +213,10 @@ enum class extent {
     q_rank,
     latent_plain, // what of a head's query meets the latent
     latent_out,   // of a head
+    kv_rank,
+    kv_rank_rotated, // a latent, and what lies behind it
+    kv_of_latent,    // K without its rotated dimensions, and V
+    attn_gate,
 };
 
 enum class presence {
@@ -218,6 +232,7 @@ enum class presence {
 enum class with {
     any,
     attention, // those that attend
+    linear,    // that have a matrix in its place
     q_plain,   // those whose queries are made by one matrix, and those where two do
     q_latent,
     state,        // that have a state
@@ -251,6 +266,7 @@ struct arch_recipe {
     const char * name = "";
     int rope_mode = 0; // GGML_ROPE_TYPE_*
     norm_kind norm = norm_kind::rms;
+    bool norm_by_key = false; // its norms are RMS norms where a file has an epsilon for them
     activation_kind activation = activation_kind::swiglu;
     gating_kind gating = gating_kind::softmax;
     enum {

@@ -15,6 +15,7 @@ constexpr uint64_t MAX_LAYERS = 512;
 constexpr uint64_t MAX_EXPERTS = 512; // libllama's limit, too
 constexpr uint64_t MAX_WIDTH = metadata::MAX_WIDTH;
 constexpr uint64_t MAX_POSITION = metadata::MAX_POSITION;
+constexpr const char * RMS_EPSILON = "attention.layer_norm_rms_epsilon";
 
 rope_params read_rope(const metadata & in, uint32_t n_ctx_train, uint32_t head_dim, const arch_recipe & recipe) {
     const char * path = in.file().path().c_str();
@@ -145,12 +146,17 @@ std::vector<layer_spec> read_layers(const metadata & in, const hparams & h, cons
     return layers;
 }
 
+norm_kind norm_of(const metadata & in, const arch_recipe & recipe) {
+    const bool has_rms = recipe.norm_by_key && in.optional_number(RMS_EPSILON, 0.0f, 0.0f, 1.0f) > 0.0f;
+    return has_rms ? norm_kind::rms : recipe.norm;
+}
+
 // A layer that does nothing of what its architecture's layers do would be left out in silence.
 void require_mixing(const gguf_file & file, const hparams & h, const arch_recipe & recipe) {
     for (uint32_t il = 0; il < h.n_layer(); ++il) {
         const layer_spec & layer = h.layers[il];
         const bool may_only_feed = recipe.may_only_feed && layer.feed_forward.feeds();
-        if (!layer.attends() && !layer.recurs() && !may_only_feed) {
+        if (!layer.attends() && !layer.recurs() && !layer.linear && !may_only_feed) {
             fail(KVG_UNSUPPORTED,
                  "%s: layer %u neither attends nor has a state ('%s.attention.head_count' and '.head_count_kv' say so); "
                  "such layers are not supported in models of architecture '%s'",
@@ -199,8 +205,9 @@ hparams read_hparams(const gguf_file & file) {
 
     h.n_embd = in.required("embedding_length", 1, MAX_WIDTH);
     h.n_ctx_train = in.required("context_length", 1, MAX_POSITION);
-    h.norm_eps = in.required_number(
-        recipe.norm == norm_kind::layer ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon", 0.0f, 1.0f);
+    h.norm = norm_of(in, recipe);
+    h.norm_eps = in.required_number(h.norm == norm_kind::layer ? "attention.layer_norm_epsilon" : RMS_EPSILON, 0.0f, 1.0f);
+    h.post_norm_eps = h.norm_eps;
     h.residual_scale = 1.0f;
     h.logit_scale = 1.0f;
     h.embedding_scale = recipe.scaled_embedding ? std::sqrt(static_cast<float>(h.n_embd)) : 1.0f;

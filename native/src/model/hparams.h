@@ -43,7 +43,11 @@ struct hparams {
     uint32_t n_embd;
     uint32_t n_vocab;
     uint32_t n_ctx_train;
+    norm_kind norm;
     float norm_eps;
+    float post_norm_eps; // of norms of what layers add
+    bool bare_norms;     // norms of layers, and the last one, have no weights
+    bool embd_normed;    // embeddings go through a norm without weights
     bool encodes; // a text is computed as a whole: every token sees those behind it. It gives hidden states and no logits
     uint32_t n_token_types; // of which a token's is the first; each has an embedding. 0: there are none
     uint32_t n_dense;       // between the two matrices that an encoder's states go through; 0: there are none

@@ -89,6 +89,8 @@ bool has(const hparams & h, uint32_t il, with layers) {
         return true;
     case with::attention:
         return h.layers[il].has_attention();
+    case with::linear:
+        return h.layers[il].linear;
     case with::q_plain:
         return h.layers[il].has_attention() && h.layers[il].latent.q_rank == 0;
     case with::q_latent:

@@ -39,6 +39,7 @@ enum class activation_kind {
     swiglu,     // silu(gate) * up
     geglu,      // gelu(gate) * up
     swiglu_oai, // gpt-oss: both are clamped, and up gets 1 added
+    reglu,      // max(gate, 0) * up
     relu_sqr,   // max(up, 0)^2, without a gate
     gelu,       // gelu(up), so too
     xielu,      // Apertus (xielu_params), so too
@@ -119,12 +120,16 @@ struct feed_forward_spec {
     uint32_t n_expert_used; // for each token
     uint32_t n_ff_expert;
     uint32_t n_ff_shared; // of an expert that every token goes to, too; 0: none
+    uint32_t n_latent;    // of what experts see, made of the token's state by a matrix; 0: they see that state
     uint32_t n_group;     // of experts: those of the n_group_used best may be chosen; 0: all may
     uint32_t n_group_used;
     gating_kind gating;
     bool weighs_input;  // experts see their input multiplied by their weight, and what they give isn't
     bool sums_to_1;     // the chosen experts' weights are divided by their sum
+    bool routes_first;  // the router sees what the layer begins with
+    bool experts_first; // experts see what the layer begins with; beside them is a dense feed-forward
     float expert_scale; // what the chosen experts' weights are multiplied by; 0: nothing
+    float sum_scale;    // what experts and what is beside them give together is multiplied by; 0: nothing
 
     bool feeds() const { return n_ff > 0 || n_expert > 0; }
 };
@@ -148,7 +153,14 @@ struct layer_spec {
     uint32_t head_dim_k; // also of queries
     uint32_t head_dim_v;
     latent_spec latent;
-    bool gated; // a part of Q's matrix makes a gate for what attention gives
+    uint32_t
+        kv_rank; // K and V of heads are made of a latent of this width, and K of dimensions that all heads share; 0: they are not
+    bool gated;         // a part of Q's matrix makes a gate for what attention gives
+    uint32_t n_gate;    // a matrix of its own makes the gate: a number for each head, or for all that heads give; 0: none
+    bool gate_softplus; // the gate's numbers go through softplus, not through a sigmoid
+    float out_scale;    // what attention adds is multiplied by it; 0: by nothing
+    bool linear;        // one matrix in place of attention
+    float clamp_qkv;    // Q, K and V are no further from 0; 0: they may be
     state_spec state;
     uint32_t window; // positions that a token attends to, its own included; 0: all
     bool chunked;    // of its own chunk: the first begins at 0, the next at `window`, and so on

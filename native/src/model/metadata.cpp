@@ -64,7 +64,7 @@ float metadata::optional_number(const char * key, float fallback, float lowest, 
 }
 
 std::optional<std::vector<bool>> metadata::pattern(const char * key, uint64_t n_layer) const {
-    if (!file_.is_array(prefix_ + key)) {
+    if (!is_array(key)) {
         const auto period = file_.get_uint(prefix_ + key);
         return period ? std::optional(all_but_every(bounded(key, *period, 0, MAX_WIDTH), n_layer)) : std::nullopt;
     }
@@ -72,6 +72,18 @@ std::optional<std::vector<bool>> metadata::pattern(const char * key, uint64_t n_
     std::vector<bool> out;
     for (const uint64_t value : *found) {
         out.push_back(bounded(key, value, 0, 1) != 0);
+    }
+    return out;
+}
+
+std::vector<bool> all_but_first_of(const metadata & in, const char * key, uint32_t period, uint64_t n_layer) {
+    if (in.is_array(key)) {
+        return *in.pattern(key, n_layer);
+    }
+    period = in.optional(key, period, 0, metadata::MAX_WIDTH);
+    std::vector<bool> out(n_layer);
+    for (uint64_t il = 0; il < n_layer; ++il) {
+        out[il] = period == 0 || il % period != 0;
     }
     return out;
 }

@@ -30,6 +30,7 @@ public:
     float optional_number(const char * key, float fallback, float lowest, float highest) const;
     std::optional<std::string> text(const char * key) const { return file_.get_string(prefix_ + key); }
     std::optional<bool> flag(const char * key) const { return file_.get_bool(prefix_ + key); }
+    bool is_array(const char * key) const { return file_.is_array(prefix_ + key); }
     // Yes or no for each layer: an array, or every n-th layer, counted from 1, says no; nullopt when the key is absent.
     std::optional<std::vector<bool>> pattern(const char * key, uint64_t n_layer) const;
 
@@ -43,6 +44,9 @@ private:
     const gguf_file & file_;
     std::string prefix_;
 };
+
+// The same where the first of every so many layers says no: an array, a period, or `period` where the key is absent.
+std::vector<bool> all_but_first_of(const metadata & in, const char * key, uint32_t period, uint64_t n_layer);
 
 // Of n layers, all but every period-th; period 0: all.
 std::vector<bool> all_but_every(uint32_t period, uint64_t n_layer);

@@ -48,6 +48,14 @@ tensors frame(const char * norm_name) {
     return with_scales(scale::none, all);
 }
 
+tensors frame_untied() {
+    tensors all = frame();
+    for (tensor_spec & t : all) {
+        t.presence = presence::required;
+    }
+    return all;
+}
+
 tensors attn_norm() { return {vector_of("attn_norm.weight", role::attn_norm, extent::embd, presence::required)}; }
 
 tensors projections() {
@@ -139,6 +147,14 @@ tensors experts() {
     };
 }
 
+tensors experts_without_gates() {
+    tensors all;
+    for (const tensor_spec & t : experts()) {
+        all = t.role == role::expert_gate ? all : all + tensors{t};
+    }
+    return all;
+}
+
 tensors fused_experts() {
     tensors all = experts();
     for (tensor_spec & t : all) {
@@ -215,13 +231,38 @@ void read_sections_of_halves(const metadata & in, hparams & h) {
     if (!sections || (*sections)[0] == 0 || (*sections)[1] == 0) {
         return;
     }
-    const uint64_t n_covered = (*sections)[0] + (*sections)[1] + (*sections)[2];
+    require_sections_of_halves(in, h);
+    for (layer_spec & layer : h.layers) {
+        layer.rope.mode = GGML_ROPE_TYPE_NEOX;
+    }
+}
+
+static std::vector<uint64_t> required_sections(const metadata & in, const hparams & h) {
+    const auto sections = in.file().get_uints(h.arch + ".rope.dimension_sections", 4);
+    if (!sections) {
+        fail(KVG_MODEL_LOAD, "%s: '%s.rope.dimension_sections' is missing", in.file().path().c_str(), h.arch.c_str());
+    }
+    return *sections;
+}
+
+void require_sections_of_halves(const metadata & in, const hparams & h) {
+    const std::vector<uint64_t> sections = required_sections(in, h);
+    const uint64_t n_covered = sections[0] + sections[1] + sections[2];
     if (n_covered < static_cast<uint64_t>(h.layers[0].rope.n_rot / 2)) {
         fail(KVG_UNSUPPORTED, "%s: the first three sections leave out a pair of rope's %d", in.file().path().c_str(),
              h.layers[0].rope.n_rot / 2);
     }
-    for (layer_spec & layer : h.layers) {
-        layer.rope.mode = GGML_ROPE_TYPE_NEOX;
+}
+
+void require_sections_in_turn(const metadata & in, const hparams & h) {
+    const std::vector<uint64_t> sections = required_sections(in, h);
+    const auto n_pairs = static_cast<uint64_t>(h.layers[0].rope.n_rot / 2);
+    for (uint64_t pair = 0; pair < n_pairs; ++pair) {
+        if (pair >= 3 * sections[pair % 3]) {
+            fail(KVG_UNSUPPORTED, "%s: sections of %llu, %llu and %llu leave out a pair of rope's %llu",
+                 in.file().path().c_str(), (unsigned long long) sections[0], (unsigned long long) sections[1],
+                 (unsigned long long) sections[2], (unsigned long long) n_pairs);
+        }
     }
 }
 
@@ -235,6 +276,12 @@ void read_classifier(const metadata & in, hparams & h, bool by_mean) {
     const auto n = static_cast<uint32_t>(n_labels > 0 ? n_labels : 1);
     h.classifier.n_classes = in.file().find_tensor("cls.output.weight") ? n : 0;
     h.classifier.of_mean = in.optional("classifier.pooling_type", by_mean ? 1 : 0, 0, metadata::MAX_POSITION) == 1;
+}
+
+void require_array(const metadata & in, const hparams & h, const char * key) {
+    if (!in.is_array(key)) {
+        fail(KVG_MODEL_LOAD, "%s: '%s.%s' is missing, or is no array", in.file().path().c_str(), h.arch.c_str(), key);
+    }
 }
 
 void require_experts(const metadata & in, hparams & h) {
@@ -268,6 +315,37 @@ void read_shared_expert(const metadata & in, hparams & h, uint32_t fallback) {
     for (layer_spec & layer : h.layers) {
         layer.feed_forward.n_ff_shared = in.optional("expert_shared_feed_forward_length", fallback, 0, metadata::MAX_WIDTH * 4);
     }
+}
+
+void read_gating(const metadata & in, hparams & h, uint32_t fallback) {
+    uint32_t gating = in.optional("expert_gating_func", 0, 0, 16);
+    gating = gating == 0 ? fallback : gating;
+    if (gating != 1 && gating != 2) {
+        fail(KVG_UNSUPPORTED, "%s: expert gating function %u; 1 (softmax) and 2 (sigmoid) are supported",
+             in.file().path().c_str(), gating);
+    }
+    for (layer_spec & layer : h.layers) {
+        layer.feed_forward.gating = gating == 1 ? gating_kind::softmax : gating_kind::sigmoid;
+    }
+}
+
+void read_weights(const metadata & in, hparams & h) {
+    for (layer_spec & layer : h.layers) {
+        layer.feed_forward.sums_to_1 = in.flag("expert_weights_norm").value_or(false);
+        layer.feed_forward.expert_scale = in.optional_number("expert_weights_scale", 0.0f, 0.0f, 1e6f);
+    }
+}
+
+void share(hparams & h, const std::function<uint64_t(uint64_t)> & width) {
+    for (layer_spec & layer : h.layers) {
+        const uint64_t n = width(layer.feed_forward.n_ff_expert);
+        layer.feed_forward.n_ff_shared = layer.feed_forward.n_expert > 0 ? static_cast<uint32_t>(n) : 0;
+    }
+}
+
+void read_shared_count(const metadata & in, hparams & h, uint64_t least) {
+    const uint64_t n_shared = in.required("expert_shared_count", least, 64);
+    share(h, [&](uint64_t n_ff) { return n_shared * n_ff; });
 }
 
 arch_recipe recipe(const char * name, int rope_mode, const tensors & frame, const tensors & layer,

@@ -22,6 +22,8 @@ tensors unscaled(tensors all);
 // for layers that are not named otherwise
 tensors only(with layers, tensors all);
 tensors frame(const char * norm_name = "output_norm.weight");
+// The output has a matrix of its own.
+tensors frame_untied();
 tensors attn_norm();
 tensors projections();
 tensors attention();
@@ -37,6 +39,7 @@ tensors gated_in_one();
 tensors ungated();
 tensors ungated_without_biases();
 tensors experts();
+tensors experts_without_gates();
 // gate and up in one matrix, or in two
 tensors fused_experts();
 tensors expert_biases();
@@ -57,12 +60,25 @@ void read_windows(const metadata & in, hparams & h, uint32_t window, uint32_t pe
 void read_windows_of_one_base(const metadata & in, hparams & h, uint32_t window, float scale);
 // Files that also see pictures have sections of positions, and halves for pairs.
 void read_sections_of_halves(const metadata & in, hparams & h);
+// These are in turn: pairs of the first three, one after the other. The key must be there.
+void require_sections_in_turn(const metadata & in, const hparams & h);
+void require_sections_of_halves(const metadata & in, const hparams & h);
+// error(KVG_MODEL_LOAD) unless the key is an array.
+void require_array(const metadata & in, const hparams & h, const char * key);
 void require_experts(const metadata & in, hparams & h);
 // These layers have no experts.
 void make_dense(const metadata & in, hparams & h, const std::function<bool(uint32_t)> & is_dense);
 // The first ones.
 void read_leading_dense(const metadata & in, hparams & h);
 void read_shared_expert(const metadata & in, hparams & h, uint32_t fallback);
+// width: of each layer's shared expert, for the width of one of its experts
+void share(hparams & h, const std::function<uint64_t(uint64_t)> & width);
+// An expert that every token goes to, as wide as so many of the others.
+void read_shared_count(const metadata & in, hparams & h, uint64_t least);
+// How a router's numbers become weights, as far as files say it. fallback: 1 softmax, 2 sigmoid, 0 none
+void read_gating(const metadata & in, hparams & h, uint32_t fallback);
+// Whether weights are divided by their sum, and what multiplies them.
+void read_weights(const metadata & in, hparams & h);
 // Scales of embeddings, logits and what layers add.
 void read_granite(const metadata & in, hparams & h);
 // A row with RMS norms and SwiGLU, whose rope rotates whole heads and has no factors.
@@ -79,6 +95,12 @@ std::vector<arch_recipe> rms_recipes();
 std::vector<arch_recipe> layer_norm_recipes();
 // DeepSeek, Llama 4, GLM-4.5, MiniMax-M2, Ling 2, dots.llm1, ERNIE 4.5: experts behind or between dense layers.
 std::vector<arch_recipe> expert_recipes();
+// XVERSE, InternLM 2, MiniCPM and others that are like Llama.
+std::vector<arch_recipe> llama_like_recipes();
+// DeepSeek 1, EXAONE MoE, Cohere 2 MoE, Arctic and others with experts.
+std::vector<arch_recipe> mixture_recipes();
+// Muse Glimmer, AFMoE, Laguna, Spark 2.5: a gate behind attention.
+std::vector<arch_recipe> gated_recipes();
 // BERT and its like: every token sees the whole text.
 std::vector<arch_recipe> encoder_recipes();
 // Those with recurrent layers.

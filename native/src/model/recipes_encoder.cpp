@@ -91,9 +91,7 @@ void read_modern_bert(const metadata & in, hparams & h) {
     }
     const bool by_silu = kind == "silu" || kind == "swish" || kind == "swiglu";
     const uint32_t window = in.optional("attention.sliding_window", 0, 0, metadata::MAX_POSITION);
-    const bool is_array = in.file().is_array(h.arch + ".attention.sliding_window_pattern");
-    const uint32_t period = is_array ? 0 : in.optional("attention.sliding_window_pattern", 3, 0, metadata::MAX_WIDTH);
-    const auto given = is_array ? in.pattern("attention.sliding_window_pattern", h.n_layer()) : std::nullopt;
+    const std::vector<bool> windowed = all_but_first_of(in, "attention.sliding_window_pattern", 3, h.n_layer());
     const float base = in.optional_number("rope.freq_base_swa", 10000.0f, 1e-3f, 1e12f);
     for (uint32_t il = 0; il < h.n_layer(); ++il) {
         layer_spec & layer = h.layers[il];
@@ -101,7 +99,7 @@ void read_modern_bert(const metadata & in, hparams & h) {
         if (il > 0 && !in.file().find_tensor(strformat("blk.%u.attn_norm.weight", il))) {
             fail(KVG_MODEL_LOAD, "%s: tensor 'blk.%u.attn_norm.weight' is missing", in.file().path().c_str(), il);
         }
-        if (window > 0 && (given ? (*given)[il] : period == 0 || il % period != 0)) {
+        if (window > 0 && windowed[il]) {
             layer.window = window;
             layer.rope.freq_base = base;
             layer.rope.freq_scale = 1.0f;
@@ -238,10 +236,7 @@ std::vector<arch_recipe> encoder_recipes() {
     // libllama reads such biases, and adds none
     const auto unused_biases = tensors{vector_of("ffn_up.bias", role::count, extent::ff, presence::ignored),
                                        vector_of("ffn_down.bias", role::count, extent::embd, presence::ignored)};
-    tensors mixed = ungated();
-    for (const tensor_spec & t : experts()) {
-        mixed = t.role == role::expert_gate ? mixed : mixed + tensors{t};
-    }
+    const auto mixed = ungated() + experts_without_gates();
     tensors frame_of_gemma = frame();
     for (tensor_spec & t : frame_of_gemma) {
         t.presence = t.role == role::output ? presence::ignored : t.presence;

@@ -8,41 +8,6 @@ namespace kvg {
 
 namespace {
 
-// How a router's numbers become weights, as far as files say it.
-void read_gating(const metadata & in, hparams & h, uint32_t fallback) {
-    uint32_t gating = in.optional("expert_gating_func", 0, 0, 16);
-    gating = gating == 0 ? fallback : gating;
-    if (gating != 1 && gating != 2) {
-        fail(KVG_UNSUPPORTED, "%s: expert gating function %u; 1 (softmax) and 2 (sigmoid) are supported",
-             in.file().path().c_str(), gating);
-    }
-    for (layer_spec & layer : h.layers) {
-        layer.feed_forward.gating = gating == 1 ? gating_kind::softmax : gating_kind::sigmoid;
-    }
-}
-
-// Whether weights are divided by their sum, and what multiplies them.
-void read_weights(const metadata & in, hparams & h) {
-    for (layer_spec & layer : h.layers) {
-        layer.feed_forward.sums_to_1 = in.flag("expert_weights_norm").value_or(false);
-        layer.feed_forward.expert_scale = in.optional_number("expert_weights_scale", 0.0f, 0.0f, 1e6f);
-    }
-}
-
-// width: of each layer's shared expert, for the width of one of its experts
-template <class F> void share(hparams & h, F width) {
-    for (layer_spec & layer : h.layers) {
-        const uint64_t n = width(layer.feed_forward.n_ff_expert);
-        layer.feed_forward.n_ff_shared = layer.feed_forward.n_expert > 0 ? static_cast<uint32_t>(n) : 0;
-    }
-}
-
-// An expert that every token goes to, as wide as so many of the others.
-void read_shared_count(const metadata & in, hparams & h, uint64_t least) {
-    const uint64_t n_shared = in.required("expert_shared_count", least, 64);
-    share(h, [&](uint64_t n_ff) { return n_shared * n_ff; });
-}
-
 void read_minimax_m2(const metadata & in, hparams & h) {
     require_experts(in, h);
     read_gating(in, h, 0);

@@ -91,6 +91,29 @@ tensors mamba2(presence norm) {
            };
 }
 
+// Nemotron 3's: none has a gate.
+tensors latent_experts() {
+    const auto latent = [](const char * name, role r, extent in, extent out) {
+        return tensor_spec{name, r, {in, out, one}, presence::optional, with::experts};
+    };
+    tensors all = experts_without_gates();
+    for (tensor_spec & t : all) {
+        if (t.role == role::expert_up) {
+            t.shape = {extent::expert_in, extent::expert_ff, extent::expert};
+        } else if (t.role == role::expert_down) {
+            t.shape = {extent::expert_ff, extent::expert_in, extent::expert};
+        }
+    }
+    constexpr auto shared = with::shared_expert;
+    return all +
+           tensors{
+               latent("ffn_latent_down.weight", role::expert_latent_down, extent::embd, extent::expert_in),
+               latent("ffn_latent_up.weight", role::expert_latent_up, extent::expert_in, extent::embd),
+               matrix("ffn_up_shexp.weight", role::shared_up, extent::embd, extent::shared_ff, presence::required, shared),
+               matrix("ffn_down_shexp.weight", role::shared_down, extent::shared_ff, extent::embd, presence::required, shared),
+           };
+}
+
 // What both recurrences have, before their own check of it.
 state_spec read_ssm(const metadata & in, state_kind kind) {
     state_spec s = {};
@@ -147,24 +170,8 @@ void read_delta_net(const metadata & in, hparams & h, bool in_turn) {
     }
 }
 
-// Positions of texts are the same in all sections, so these say nothing as long as they leave no pair out.
-void require_all_sections(const metadata & in, const hparams & h) {
-    const auto sections = in.file().get_uints(h.arch + ".rope.dimension_sections", 4);
-    const auto n_pairs = static_cast<uint64_t>(h.layers[0].rope.n_rot / 2);
-    if (!sections) {
-        fail(KVG_MODEL_LOAD, "%s: '%s.rope.dimension_sections' is missing", in.file().path().c_str(), h.arch.c_str());
-    }
-    for (uint64_t pair = 0; pair < n_pairs; ++pair) {
-        if (pair >= 3 * (*sections)[pair % 3]) {
-            fail(KVG_UNSUPPORTED, "%s: sections of %llu, %llu and %llu leave out a pair of rope's %llu",
-                 in.file().path().c_str(), (unsigned long long) (*sections)[0], (unsigned long long) (*sections)[1],
-                 (unsigned long long) (*sections)[2], (unsigned long long) n_pairs);
-        }
-    }
-}
-
 void read_qwen35(const metadata & in, hparams & h) {
-    require_all_sections(in, h);
+    require_sections_in_turn(in, h);
     read_delta_net(in, h, true);
 }
 
@@ -282,6 +289,21 @@ void read_nemotron_h(const metadata & in, hparams & h) {
     }
 }
 
+// Where a layer feeds forward it has experts, which may see a smaller width.
+void read_nemotron_h_moe(const metadata & in, hparams & h) {
+    read_nemotron_h(in, h);
+    read_weights(in, h);
+    const uint32_t n_latent = in.optional("moe_latent_size", 0, 0, MAX_WIDTH);
+    for (layer_spec & layer : h.layers) {
+        feed_forward_spec & ff = layer.feed_forward;
+        if (ff.n_expert > 0) {
+            ff.n_ff = 0;
+            ff.n_ff_shared = in.required("expert_shared_feed_forward_length", 1, MAX_WIDTH * 4);
+            ff.n_latent = n_latent;
+        }
+    }
+}
+
 // No layer attends or feeds forward.
 void read_mamba2(const metadata & in, hparams & h) {
     const state_spec state = read_ssm(in, state_kind::mamba2);
@@ -308,6 +330,29 @@ arch_recipe hybrid(const char * name, int rope_mode, const tensors & frame, cons
     return r;
 }
 
+arch_recipe nemotron_h() {
+    // one norm in each layer, whatever the layer is
+    const auto norm_of = [](role r, with layers) {
+        return vector_of("attn_norm.weight", r, extent::embd, presence::required, layers);
+    };
+    const auto nemotron_norms = tensors{norm_of(role::attn_norm, with::attention), norm_of(role::attn_norm, with::state),
+                                        norm_of(role::ffn_norm, with::dense), norm_of(role::ffn_norm, with::experts)};
+    const auto attends = only(with::attention, projections() + output_bias_of_attention(presence::optional));
+    arch_recipe r = hybrid("nemotron_h", GGML_ROPE_TYPE_NEOX, frame(),
+                           nemotron_norms + attends + mamba2(presence::required) + ungated(), read_nemotron_h);
+    r.activation = activation_kind::relu_sqr;
+    r.may_only_feed = true;
+    return r;
+}
+
+arch_recipe nemotron_with_experts(const arch_recipe & dense) {
+    arch_recipe r = with_experts(dense, gating_kind::sigmoid, arch_recipe::beside);
+    r.name = "nemotron_h_moe";
+    r.read = read_nemotron_h_moe;
+    r.layer = dense.layer + choice_bias(presence::required) + latent_experts();
+    return r;
+}
+
 } // namespace
 
 std::vector<arch_recipe> hybrid_recipes() {
@@ -331,12 +376,6 @@ std::vector<arch_recipe> hybrid_recipes() {
         attn_norm() + attending_normed + unscaled(unless_older(delta_net()) + beta_alpha_in_one) + older + post_norm;
     const auto experts_beside_shared = fused_experts() + shared_expert(presence::required);
     const auto lfm2 = attn_norm() + attending_normed + short_conv + ffn_norm() + unscaled(gated());
-    // one norm in each layer, whatever the layer is
-    const auto norm_of = [](role r, with layers) {
-        return vector_of("attn_norm.weight", r, extent::embd, presence::required, layers);
-    };
-    const auto nemotron_norms = tensors{norm_of(role::attn_norm, with::attention), norm_of(role::attn_norm, with::state),
-                                        norm_of(role::ffn_norm, with::dense)};
     using r = arch_recipe;
     arch_recipe granite_hybrid =
         hybrid("granitehybrid", GGML_ROPE_TYPE_NORMAL, frame(),
@@ -344,11 +383,7 @@ std::vector<arch_recipe> hybrid_recipes() {
                    gated_biases() + unscaled(experts() + shared_expert(presence::ignored)),
                read_granite_hybrid);
     granite_hybrid.rope_factors = rope_factors::of_model;
-    arch_recipe nemotron_h =
-        hybrid("nemotron_h", neox, frame(), nemotron_norms + attending + output_bias + mamba2(presence::required) + ungated(),
-               read_nemotron_h);
-    nemotron_h.activation = activation_kind::relu_sqr;
-    nemotron_h.may_only_feed = true;
+    const arch_recipe nemotron = nemotron_h();
     arch_recipe mamba_2 = hybrid("mamba2", neox, frame(), attn_norm() + mamba2(presence::required), read_mamba2);
     mamba_2.attending = r::no_layer;
     const auto unused_factors = tensors{vector_of("rope_freqs.weight", role::count, extent::pairs, presence::ignored)};
@@ -365,7 +400,8 @@ std::vector<arch_recipe> hybrid_recipes() {
                             lfm2 + unscaled(experts()) + choice_bias(presence::required), read_lfm2moe),
                      gating_kind::sigmoid, r::always),
         with_experts(granite_hybrid, gating_kind::softmax, r::allowed),
-        nemotron_h,
+        nemotron,
+        nemotron_with_experts(nemotron),
         mamba_2,
         with_experts(hybrid("kimi-linear", neox, frame(), kimi, read_kimi_linear), gating_kind::sigmoid, r::always),
         hybrid("falcon-h1", neox, frame() + unused_factors,

@@ -13,6 +13,16 @@ void read_qwen3(const metadata & in, hparams & h) {
     h.classifier.end = classifier_end::softmax;
 }
 
+// The text side of models that also see pictures.
+void read_qwen2vl(const metadata & in, hparams & h) { require_sections_of_halves(in, h); }
+
+void read_qwen3vlmoe(const metadata & in, hparams & h) { require_sections_in_turn(in, h); }
+
+void read_qwen3vl(const metadata & in, hparams & h) {
+    read_qwen3(in, h);
+    read_qwen3vlmoe(in, h);
+}
+
 void read_gpt_oss(const metadata & in, hparams & h) {
     const uint32_t window = in.required("attention.sliding_window", 1, metadata::MAX_POSITION);
     const rope_params rope = h.layers[0].rope;
@@ -43,6 +53,7 @@ void read_mistral3(const metadata & in, hparams & h) {
 
 std::vector<arch_recipe> plain_recipes() {
     const auto output_bias = tensors{vector_of("output.bias", role::output_bias, extent::vocab, presence::optional)};
+    const auto unused_bias = tensors{vector_of("output.bias", role::count, extent::vocab, presence::ignored)};
     const auto sinks = tensors{vector_of("attn_sinks.weight", role::sinks, extent::heads, presence::required)};
     constexpr auto neox = GGML_ROPE_TYPE_NEOX;
     constexpr auto normal = GGML_ROPE_TYPE_NORMAL;
@@ -74,6 +85,14 @@ std::vector<arch_recipe> plain_recipes() {
         recipe("qwen2", neox, frame() + output_bias, attention() + ffn_norm() + unscaled(gated()), nullptr),
         recipe("qwen3", neox, frame() + classifier_of_one(), normed + gated(), read_qwen3),
         with_experts(recipe("qwen3moe", neox, frame(), normed + experts(), nullptr), softmax, r::always),
+        recipe("qwen2vl", neox, frame() + unused_bias, attention() + ffn_norm() + unscaled(gated()), read_qwen2vl),
+        recipe("qwen3vl", neox, frame() + classifier_of_one(), normed + unscaled(gated()), read_qwen3vl),
+        with_experts(recipe("qwen3vlmoe", neox, frame(), normed + unscaled(experts()), read_qwen3vlmoe), softmax, r::always),
+        // its files may name experts that they haven't
+        with_experts(recipe("paddleocr", neox, frame(),
+                            attention() + output_bias_of_attention(presence::optional) + ffn_norm() + unscaled(gated()),
+                            read_qwen2vl),
+                     softmax, r::beside),
         phi3,
         gpt_oss,
     };

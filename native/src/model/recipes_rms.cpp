@@ -33,7 +33,7 @@ void read_qwen2moe(const metadata & in, hparams & h) {
     }
 }
 
-// OLMo 3: layers with a window have an unscaled rope.
+// OLMo 3, Mellum: layers with a window have an unscaled rope.
 void read_olmo2(const metadata & in, hparams & h) {
     const uint32_t window = in.optional("attention.sliding_window", 0, 0, metadata::MAX_POSITION);
     if (window == 0) {
@@ -129,6 +129,50 @@ void read_granite(const metadata & in, hparams & h) {
     }
 }
 
+// Windows, sinks, and layers that rotate nothing.
+static void read_granite_swa(const metadata & in, hparams & h) {
+    read_granite_scales(in, h);
+    require_array(in, h, "attention.sliding_window_pattern");
+    const uint32_t window = in.required("attention.sliding_window", 1, metadata::MAX_POSITION);
+    read_windows_of_one_base(in, h, window, h.layers[0].rope.freq_scale);
+    const bool any_pattern = in.is_array("attention.rope_pattern");
+    const std::vector<bool> rotates =
+        any_pattern ? *in.pattern("attention.rope_pattern", h.n_layer()) : std::vector<bool>(h.n_layer(), true);
+    for (uint32_t il = 0; il < h.n_layer(); ++il) {
+        h.layers[il].rope.n_rot = rotates[il] ? h.layers[il].rope.n_rot : 0;
+        h.layers[il].sinks = true;
+    }
+}
+
+static arch_recipe granite_swa() {
+    constexpr auto layers = with::shared_expert;
+    const auto shared = tensors{
+        matrix("ffn_up_shexp.weight", role::shared_gate_up, extent::embd, extent::shared_gate_up, presence::required, layers),
+        matrix("ffn_down_shexp.weight", role::shared_down, extent::shared_ff, extent::embd, presence::required, layers)};
+    const auto sinks = tensors{vector_of("attn_sinks.weight", role::sinks, extent::heads, presence::required)};
+    const auto layer = attention() + output_bias_of_attention(presence::optional) + sinks + ffn_norm() + unscaled(gated()) +
+                       gated_biases() + unscaled(fused_experts() + shared);
+    arch_recipe r = with_experts(recipe("granite_swa", GGML_ROPE_TYPE_NORMAL, frame(), layer, read_granite_swa),
+                                 gating_kind::softmax, arch_recipe::allowed);
+    r.rope_factors = rope_factors::of_model;
+    return r;
+}
+
+static arch_recipe apertus() {
+    // its norms may have biases, which libllama doesn't add
+    const auto unused_biases = tensors{
+        vector_of("attn_q_norm.bias", role::count, extent::head_k, presence::ignored),
+        vector_of("attn_k_norm.bias", role::count, extent::head_k, presence::ignored),
+    };
+    arch_recipe r = recipe("apertus", GGML_ROPE_TYPE_NEOX, frame(),
+                           attention() + head_norms() + ffn_norm() + unused_biases +
+                               output_bias_of_attention(presence::optional) + unscaled(ungated_without_biases()),
+                           read_apertus);
+    r.activation = activation_kind::xielu;
+    r.rope_factors = rope_factors::of_model;
+    return r;
+}
+
 std::vector<arch_recipe> rms_recipes() {
     constexpr auto neox = GGML_ROPE_TYPE_NEOX;
     constexpr auto normal = GGML_ROPE_TYPE_NORMAL;
@@ -158,20 +202,11 @@ std::vector<arch_recipe> rms_recipes() {
                attention() + output_bias_of_attention(presence::ignored) + ffn_norm() + unscaled(gated()), nullptr),
         softmax, r::beside);
     const auto normed = attention() + head_norms() + ffn_norm();
-    // its norms may have biases, which libllama doesn't add
-    const auto unused_biases = tensors{
-        vector_of("attn_q_norm.bias", role::count, extent::head_k, presence::ignored),
-        vector_of("attn_k_norm.bias", role::count, extent::head_k, presence::ignored),
-    };
-    arch_recipe apertus = recipe("apertus", neox, frame(),
-                                 normed + unused_biases + output_bias + unscaled(ungated_without_biases()), read_apertus);
-    apertus.activation = activation_kind::xielu;
-    apertus.rope_factors = rope_factors::of_model;
     const arch_recipe hunyuan = with_experts(
         recipe("hunyuan-dense", neox, frame(), normed + unscaled(gated()), read_hunyuan_dense), softmax, r::beside);
     const auto mixed = unscaled(experts() + shared_expert(presence::ignored));
     return {
-        apertus,
+        apertus(),
         hunyuan,
         with_experts(recipe("hunyuan-moe", neox, frame(), normed + mixed, read_hunyuan_moe), softmax, r::allowed),
         with_experts(recipe("qwen2moe", neox, frame(),
@@ -187,7 +222,9 @@ std::vector<arch_recipe> rms_recipes() {
         glm4,
         granite,
         granite_moe,
+        granite_swa(),
         ernie,
+        with_experts(recipe("mellum", neox, frame_untied(), normed + experts(), read_olmo2), softmax, r::always),
     };
 }
 

@@ -105,7 +105,7 @@ SILENT = {
     "an unknown pre-tokenizer": (key("tokenizer.ggml.pre", STRING, b"of tomorrow"), "'of tomorrow'"),
 }
 STILL = {
-    "no recipe": (key("general.architecture", STRING, b"bloom"), "'bloom' has no recipe"),
+    "no recipe": (key("general.architecture", STRING, b"rwkv6"), "'rwkv6' has no recipe"),
     "an unknown tensor": (
         lambda parts: parts.tensors.append(Tensor(b"blk.0.odd", [4], 0, bytes(16))),
         "tensor 'blk.0.odd' is not part of the recipe",

@@ -26,7 +26,7 @@ ggml_tensor * others(builder & b, ggml_tensor * states) {
 // How much each state counts, by what a token's active one is: (n_altup, n_tokens)
 ggml_tensor * shares(builder & b, const model & of, uint32_t layer, ggml_tensor * x) {
     const role_tensors & w = of.layers()[layer];
-    ggml_tensor * in = norm(b, of.arch().norm, x, w[role::altup_router_norm], of.hparams().norm_eps);
+    ggml_tensor * in = norm(b, of.hparams().norm, x, w[role::altup_router_norm], of.hparams().norm_eps);
     in = ggml_scale(b.ctx(), in, 1.0f / static_cast<float>(x->ne[0]));
     return ggml_tanh(b.ctx(), b.product(in, w[role::altup_router]));
 }
@@ -89,7 +89,7 @@ ggml_tensor * altup_merged(builder & b, const model & of, ggml_tensor * states) 
 ggml_tensor * laurel(builder & b, const model & of, uint32_t layer, ggml_tensor * x) {
     const role_tensors & w = of.layers()[layer];
     ggml_tensor * y = b.product(b.product(x, w[role::laurel_down]), w[role::laurel_up]);
-    return ggml_add(b.ctx(), norm(b, of.arch().norm, y, w[role::laurel_norm], of.hparams().norm_eps), x);
+    return ggml_add(b.ctx(), norm(b, of.hparams().norm, y, w[role::laurel_norm], of.hparams().norm_eps), x);
 }
 
 } // namespace kvg

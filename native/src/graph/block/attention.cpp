@@ -31,10 +31,14 @@ third third_of(const layer_spec & spec, role weight) {
 ggml_tensor * attention_block::heads_of(builder & b, const input & x, role weight) const {
     const role_tensors & w = of.layers()[layer];
     const third part = third_of(of.hparams().layers[layer], weight);
+    const float bound = of.hparams().layers[layer].clamp_qkv;
+    const auto within = [&](ggml_tensor * y) { // of a copy: ggml clamps in place
+        return bound > 0.0f ? ggml_clamp(b.ctx(), ggml_cont(b.ctx(), y), -bound, bound) : y;
+    };
     const int64_t n = x.normed->ne[1];
     if (!x.qkv) {
         ggml_tensor * y = b.linear(x.normed, w[weight], w.scale(weight), w[part.bias]);
-        return ggml_reshape_3d(b.ctx(), y, part.head_dim, part.n_head, n);
+        return within(ggml_reshape_3d(b.ctx(), y, part.head_dim, part.n_head, n));
     }
     const size_t head_bytes = part.head_dim * sizeof(float);
     ggml_tensor * y =
@@ -42,7 +46,7 @@ ggml_tensor * attention_block::heads_of(builder & b, const input & x, role weigh
     if (ggml_tensor * bias = w[part.bias]) {
         y = ggml_add(b.ctx(), y, ggml_reshape_2d(b.ctx(), bias, part.head_dim, part.n_head));
     }
-    return y;
+    return within(y);
 }
 
 // (head_dim_k, 1, n_tokens): the normed latent, and what lies behind it
@@ -53,8 +57,29 @@ ggml_tensor * attention_block::latent_k(builder & b, ggml_tensor * x) const {
     const auto part = [&](size_t begin, int64_t n) {
         return ggml_view_3d(b.ctx(), all, n, 1, x->ne[1], all->nb[1], all->nb[1], begin * sizeof(float));
     };
-    ggml_tensor * latent = norm(b, of.arch().norm, part(0, spec.head_dim_v), w[role::latent_norm], of.hparams().norm_eps);
+    ggml_tensor * latent = norm(b, of.hparams().norm, part(0, spec.head_dim_v), w[role::latent_norm], of.hparams().norm_eps);
     return ggml_concat(b.ctx(), latent, part(spec.head_dim_v, spec.latent.n_behind), 0);
+}
+
+// The dimensions of K that are rotated are the same in all heads.
+attention_block::k_and_v attention_block::of_latent(builder & b, ggml_tensor * x) const {
+    const role_tensors & w = of.layers()[layer];
+    const layer_spec & spec = of.hparams().layers[layer];
+    const int64_t n = x->ne[1];
+    const int64_t n_rot = spec.rope.n_rot;
+    const int64_t n_plain = spec.head_dim_k - n_rot;
+    ggml_tensor * all = b.linear(x, w[role::latent_down], nullptr, nullptr);
+    ggml_tensor * latent = ggml_view_2d(b.ctx(), all, spec.kv_rank, n, all->nb[1], 0);
+    latent = norm(b, of.hparams().norm, latent, w[role::latent_norm], of.hparams().norm_eps);
+    ggml_tensor * heads = b.linear(latent, w[role::latent_up], nullptr, nullptr);
+    const size_t head_bytes = static_cast<size_t>(n_plain + spec.head_dim_v) * sizeof(float);
+    const auto part = [&](int64_t begin, int64_t width) {
+        return ggml_view_3d(b.ctx(), heads, width, spec.n_head_kv, n, head_bytes, heads->nb[1],
+                            static_cast<size_t>(begin) * sizeof(float));
+    };
+    ggml_tensor * shared = ggml_view_3d(b.ctx(), all, n_rot, 1, n, all->nb[1], all->nb[1], spec.kv_rank * sizeof(float));
+    shared = ggml_repeat_4d(b.ctx(), shared, n_rot, spec.n_head_kv, n, 1);
+    return {ggml_concat(b.ctx(), part(0, n_plain), shared, 0), ggml_cont(b.ctx(), part(n_plain, spec.head_dim_v))};
 }
 
 // Queries of latents, (head_dim_k, n_head, n_tokens). q: (latent.head_dim, n_head, n_tokens)
@@ -86,10 +111,10 @@ ggml_tensor * attention_block::normed(builder & b, ggml_tensor * heads, role nor
     ggml_tensor * bias = w[norm_weight == role::q_norm ? role::q_norm_bias : role::k_norm_bias];
     const int64_t width = heads->ne[0] * heads->ne[1];
     if (!weight || weight->ne[0] == heads->ne[0]) {
-        return norm(b, of.arch().norm, heads, weight, of.hparams().norm_eps, bias);
+        return norm(b, of.hparams().norm, heads, weight, of.hparams().norm_eps, bias);
     }
     ggml_tensor * all =
-        norm(b, of.arch().norm, ggml_cont_2d(b.ctx(), heads, width, heads->ne[2]), weight, of.hparams().norm_eps, bias);
+        norm(b, of.hparams().norm, ggml_cont_2d(b.ctx(), heads, width, heads->ne[2]), weight, of.hparams().norm_eps, bias);
     return ggml_reshape_3d(b.ctx(), all, heads->ne[0], heads->ne[1], heads->ne[2]);
 }
 
@@ -97,7 +122,7 @@ ggml_tensor * attention_block::normed(builder & b, ggml_tensor * heads, role nor
 // and K can still be rotated to another position.
 ggml_tensor * attention_block::normed_last(builder & b, ggml_tensor * heads, role norm_weight) const {
     const role_tensors & w = of.layers()[layer];
-    heads = normalized(b, of.arch().norm, rotated(b, heads), of.hparams().norm_eps);
+    heads = normalized(b, of.hparams().norm, rotated(b, heads), of.hparams().norm_eps);
     for (const role each : {role::q_norm, role::k_norm}) {
         heads = norm_weight == role::q_norm && w[each] ? ggml_mul(b.ctx(), heads, w[each]) : heads;
     }
@@ -122,14 +147,25 @@ ggml_tensor * attention_block::rotated(builder & b, ggml_tensor * heads) const {
     return rope(b.ctx(), heads, positions, own, spec.rope, false, first_gain(spec.rope));
 }
 
+// v is nullptr where it is a part of k
+attention_block::k_and_v attention_block::made_of(builder & b, const input & x) const {
+    const layer_spec & spec = of.hparams().layers[layer];
+    if (spec.latent.head_dim > 0) {
+        return {latent_k(b, x.normed), nullptr};
+    }
+    if (spec.kv_rank > 0) {
+        return of_latent(b, x.normed);
+    }
+    ggml_tensor * k = heads_of(b, x, role::wk);
+    return {k, x.qkv || of.layers()[layer][role::wv] ? heads_of(b, x, role::wv) : k};
+}
+
 stored_rows attention_block::store(builder & b, const input & x) const {
     const layer_spec & spec = of.hparams().layers[layer];
     const kv_part & part = cells.part_of(layer);
-    const bool by_latent = spec.latent.head_dim > 0;
-    ggml_tensor * k = by_latent ? latent_k(b, x.normed) : heads_of(b, x, role::wk);
-    ggml_tensor * v = by_latent ? nullptr : x.qkv || of.layers()[layer][role::wv] ? heads_of(b, x, role::wv) : k;
+    auto [k, v] = made_of(b, x);
     k = placed(b, k, role::k_norm);
-    v = v && spec.norm_v ? normalized(b, of.arch().norm, v, of.hparams().norm_eps) : v;
+    v = v && spec.norm_v ? normalized(b, of.hparams().norm, v, of.hparams().norm_eps) : v;
     b.wish(of.placement().layer(layer));
     if (part.hadamard_k) {
         k = part.hadamard_k->apply(b.ctx(), k);
@@ -158,7 +194,20 @@ attention_block::input attention_block::query_input(builder & b, const input & x
         return x;
     }
     ggml_tensor * small = b.linear(x.normed, w[role::q_down], nullptr, nullptr);
-    return {norm(b, of.arch().norm, small, w[role::q_down_norm], of.hparams().norm_eps), nullptr};
+    return {norm(b, of.hparams().norm, small, w[role::q_down_norm], of.hparams().norm_eps), nullptr};
+}
+
+ggml_tensor * attention_block::behind_gate(builder & b, ggml_tensor * heads, ggml_tensor * x) const {
+    const layer_spec & spec = of.hparams().layers[layer];
+    ggml_tensor * gate = b.linear(x, of.layers()[layer][role::attn_gate], nullptr, nullptr);
+    gate = spec.gate_softplus ? ggml_softplus(b.ctx(), gate) : ggml_sigmoid(b.ctx(), gate);
+    if (gate->ne[0] == heads->ne[0]) {
+        return ggml_mul(b.ctx(), heads, gate);
+    }
+    const int64_t n = heads->ne[1];
+    ggml_tensor * by_head = ggml_reshape_3d(b.ctx(), heads, heads->ne[0] / spec.n_head, spec.n_head, n);
+    by_head = ggml_mul(b.ctx(), by_head, ggml_reshape_3d(b.ctx(), gate, 1, spec.n_head, n));
+    return ggml_reshape_2d(b.ctx(), by_head, heads->ne[0], n);
 }
 
 ggml_tensor * attention_block::build(builder & b, ggml_tensor * x) const {
@@ -201,6 +250,8 @@ ggml_tensor * attention_block::build(builder & b, ggml_tensor * x) const {
     }
     b.wish(part.reader);
     heads = spec.latent.head_dim > 0 ? out_of_latents(b, heads) : heads;
+    heads = w[role::attn_gate] ? behind_gate(b, heads, x) : heads;
+    heads = norm(b, of.hparams().norm, heads, w[role::attn_sub_norm], of.hparams().norm_eps);
     return gate
                ? ggml_mul(b.ctx(), heads,
                           ggml_reshape_2d(b.ctx(), ggml_sigmoid(b.ctx(), ggml_cont(b.ctx(), gate)), heads->ne[0], heads->ne[1]))

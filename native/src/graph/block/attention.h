@@ -51,7 +51,17 @@ private:
     input query_input(builder & b, const input & x) const;
     // Q, K or V as heads: (head_dim, n_head, n_tokens)
     ggml_tensor * heads_of(builder & b, const input & x, role weight) const;
+    // (head_dim, n_head_kv, n_tokens) each
+    struct k_and_v {
+        ggml_tensor * k;
+        ggml_tensor * v;
+    };
+
+    k_and_v made_of(builder & b, const input & x) const;
+    k_and_v of_latent(builder & b, ggml_tensor * x) const;
     ggml_tensor * latent_k(builder & b, ggml_tensor * x) const;
+    // What heads give, (n_head * head_dim_v, n_tokens), behind a gate that a matrix of its own makes of x.
+    ggml_tensor * behind_gate(builder & b, ggml_tensor * heads, ggml_tensor * x) const;
     ggml_tensor * latent_q(builder & b, ggml_tensor * q) const;
     ggml_tensor * out_of_latents(builder & b, ggml_tensor * heads) const;
     ggml_tensor * normed(builder & b, ggml_tensor * heads, role norm_weight) const;

@@ -23,6 +23,8 @@ ggml_tensor * activate(builder & b, const feed_forward_spec & spec, ggml_tensor 
         return ggml_geglu_split(b.ctx(), gate, up);
     case activation_kind::swiglu_oai:
         return ggml_swiglu_oai(b.ctx(), gate, up, OAI_ALPHA, OAI_LIMIT);
+    case activation_kind::reglu:
+        return ggml_reglu_split(b.ctx(), gate, up);
     case activation_kind::relu_sqr:
         return ggml_sqr(b.ctx(), ggml_relu(b.ctx(), up));
     case activation_kind::gelu:
@@ -48,7 +50,7 @@ ggml_tensor * above(builder & b, ggml_tensor * x, float cutoff) {
     return ggml_relu(b.ctx(), ggml_sub(b.ctx(), x, bound));
 }
 
-ggml_tensor * dense(builder & b, const feed_forward_spec & spec, const role_tensors & w, ggml_tensor * x) {
+ggml_tensor * dense(builder & b, const feed_forward_spec & spec, const role_tensors & w, ggml_tensor * x, float eps) {
     ggml_tensor * gated = nullptr;
     if (ggml_tensor * both = w[role::ffn_gate_up]) {
         ggml_tensor * halves = b.linear(x, both, w.scale(role::ffn_gate_up), w[role::ffn_gate_up_bias]);
@@ -60,6 +62,7 @@ ggml_tensor * dense(builder & b, const feed_forward_spec & spec, const role_tens
         ggml_tensor * up = linear(b, w, role::ffn_up, role::ffn_up_bias, x);
         gated = activate(b, spec, gate, up);
     }
+    gated = norm(b, norm_kind::rms, gated, w[role::ffn_sub_norm], eps);
     return linear(b, w, role::ffn_down, role::ffn_down_bias, gated);
 }
 
@@ -208,6 +211,14 @@ ggml_tensor * mixture(builder & b, const feed_forward_spec & spec, const role_te
     return spec.n_expert_used == 1 ? ggml_cont(b.ctx(), sum) : sum;
 }
 
+// Experts that see what a matrix makes of x, if the layer has it so.
+ggml_tensor * mixture_of_latents(builder & b, const feed_forward_spec & spec, const role_tensors & w, ggml_tensor * x,
+                                 ggml_tensor * routed) {
+    x = w[role::expert_latent_down] ? b.product(x, w[role::expert_latent_down]) : x;
+    ggml_tensor * y = mixture(b, spec, w, x, routed);
+    return w[role::expert_latent_up] ? b.product(y, w[role::expert_latent_up]) : y;
+}
+
 // What an expert that every token goes to adds, multiplied by a gate of its own where it has one.
 ggml_tensor * add_shared(builder & b, const feed_forward_spec & spec, const role_tensors & w, ggml_tensor * x,
                          ggml_tensor * y) {
@@ -215,35 +226,55 @@ ggml_tensor * add_shared(builder & b, const feed_forward_spec & spec, const role
         return y;
     }
     const auto product = [&](role weight, ggml_tensor * in) { return b.linear(in, w[weight], w.scale(weight), nullptr); };
-    ggml_tensor * gate = product(role::shared_gate, x);
-    ggml_tensor * out = product(role::shared_down, activate(b, spec, gate, product(role::shared_up, x)));
+    ggml_tensor * gated = nullptr;
+    if (w[role::shared_gate_up]) {
+        gated = ggml_swiglu(b.ctx(), product(role::shared_gate_up, x));
+    } else {
+        ggml_tensor * gate = w[role::shared_gate] ? product(role::shared_gate, x) : nullptr;
+        gated = activate(b, spec, gate, product(role::shared_up, x));
+    }
+    ggml_tensor * out = product(role::shared_down, gated);
     if (ggml_tensor * router = w[role::shared_router]) {
         out = ggml_mul(b.ctx(), out, ggml_sigmoid(b.ctx(), b.product(x, router)));
     }
     return ggml_add(b.ctx(), y, out);
 }
 
+// A dense feed-forward and experts, each with its norms; the router has its own, or experts see what the layer begins with.
+ggml_tensor * dense_and_mixture(builder & b, const hparams & h, const feed_forward_spec & spec, const role_tensors & w,
+                                ggml_tensor * in, ggml_tensor * x, ggml_tensor * first) {
+    const float eps = h.norm_eps;
+    ggml_tensor * y = norm(b, h.norm, dense(b, spec, w, in, eps), w[role::dense_post_norm], eps);
+    ggml_tensor * mixed = nullptr;
+    if (w[role::router_scale]) {
+        ggml_tensor * routed =
+            ggml_scale(b.ctx(), normalized(b, h.norm, x, eps), 1.0f / std::sqrt(static_cast<float>(x->ne[0])));
+        routed = ggml_mul(b.ctx(), routed, w[role::router_scale]);
+        mixed = mixture(b, spec, w, norm(b, h.norm, x, w[role::expert_norm], eps), routed);
+    } else {
+        ggml_tensor * seen = spec.experts_first ? norm(b, h.norm, first, w[role::expert_norm], eps) : in;
+        mixed = mixture(b, spec, w, seen, seen);
+    }
+    return ggml_add(b.ctx(), y, norm(b, h.norm, mixed, w[role::expert_post_norm], eps));
+}
+
 } // namespace
 
-ggml_tensor * feed_forward(builder & b, const model & of, uint32_t layer, ggml_tensor * x) {
-    const feed_forward_spec & spec = of.hparams().layers[layer].feed_forward;
+ggml_tensor * feed_forward(builder & b, const model & of, uint32_t layer, ggml_tensor * x, ggml_tensor * first) {
+    const struct hparams & h = of.hparams();
+    const feed_forward_spec & spec = h.layers[layer].feed_forward;
     const role_tensors & w = of.layers()[layer];
-    const norm_kind kind = of.arch().norm;
-    const float eps = of.hparams().norm_eps;
-    ggml_tensor * in = norm(b, kind, x, w[role::ffn_norm], eps, w[role::ffn_norm_bias]);
+    ggml_tensor * in = norm_of_model(b, h, x, w[role::ffn_norm], w[role::ffn_norm_bias]);
     ggml_tensor * y = nullptr;
     if (spec.n_expert == 0) {
-        y = dense(b, spec, w, in);
+        y = dense(b, spec, w, in, h.norm_eps);
     } else if (spec.n_ff == 0) {
-        y = add_shared(b, spec, w, in, mixture(b, spec, w, in, in));
-    } else { // both, each with its norms; the router has its own
-        ggml_tensor * of_dense = norm(b, kind, dense(b, spec, w, in), w[role::dense_post_norm], eps);
-        ggml_tensor * routed = ggml_scale(b.ctx(), normalized(b, kind, x, eps), 1.0f / std::sqrt(static_cast<float>(x->ne[0])));
-        routed = ggml_mul(b.ctx(), routed, w[role::router_scale]);
-        y = mixture(b, spec, w, norm(b, kind, x, w[role::expert_norm], eps), routed);
-        y = ggml_add(b.ctx(), of_dense, norm(b, kind, y, w[role::expert_post_norm], eps));
+        y = add_shared(b, spec, w, in, mixture_of_latents(b, spec, w, in, spec.routes_first ? first : in));
+    } else {
+        y = dense_and_mixture(b, h, spec, w, in, x, first);
     }
-    return norm(b, kind, y, w[role::ffn_post_norm], eps);
+    y = spec.sum_scale > 0.0f ? ggml_scale(b.ctx(), y, spec.sum_scale) : y;
+    return norm(b, h.norm, y, w[role::ffn_post_norm], h.post_norm_eps);
 }
 
 } // namespace kvg

@@ -20,4 +20,8 @@ ggml_tensor * norm(builder & b, norm_kind kind, ggml_tensor * x, ggml_tensor * w
     return bias ? ggml_add(b.ctx(), y, bias) : y;
 }
 
+ggml_tensor * norm_of_model(builder & b, const hparams & h, ggml_tensor * x, ggml_tensor * weight, ggml_tensor * bias) {
+    return h.bare_norms ? normalized(b, h.norm, x, h.norm_eps) : norm(b, h.norm, x, weight, h.norm_eps, bias);
+}
+
 } // namespace kvg

@@ -24,7 +24,7 @@ ggml_tensor * heads(builder & b, ggml_tensor * x, int64_t begin, int64_t head_di
 // Whether results are gated where states are, on the CPU: what comes behind them is there, too.
 bool state_block::gates_here() const {
     const ggml_tensor * weight = weights()[role::state_norm];
-    return weight && of.arch().norm == norm_kind::rms && ggml_backend_buffer_is_host(weight->buffer);
+    return weight && of.hparams().norm == norm_kind::rms && ggml_backend_buffer_is_host(weight->buffer);
 }
 
 ggml_tensor * state_block::product(builder & b, ggml_tensor * x, role weight) const {
@@ -150,7 +150,7 @@ ggml_tensor * state_block::delta_net(builder & b, ggml_tensor * x) const {
         return op.pass_gate(b, ggml_reshape_2d(b.ctx(), out, s.v_width(), x->ne[1]), gate, w[role::state_norm]);
     }
     gate = ggml_reshape_3d(b.ctx(), gate, s.head_dim_v, s.n_head, x->ne[1]);
-    out = norm(b, of.arch().norm, out, w[role::state_norm], eps);
+    out = norm(b, of.hparams().norm, out, w[role::state_norm], eps);
     out = s.decays_by_width ? ggml_mul(b.ctx(), out, ggml_sigmoid(b.ctx(), gate)) : ggml_swiglu_split(b.ctx(), gate, out);
     return ggml_reshape_2d(b.ctx(), out, s.v_width(), x->ne[1]);
 }
@@ -179,7 +179,7 @@ ggml_tensor * state_block::mamba2(builder & b, ggml_tensor * x) const {
     out = ggml_swiglu_split(b.ctx(), ggml_cont(b.ctx(), columns(b, all, 0, s.v_width())), out);
     if (w[role::state_norm]) {
         out = ggml_reshape_3d(b.ctx(), out, s.v_width() / s.n_head_k, s.n_head_k, n);
-        out = norm(b, of.arch().norm, out, w[role::state_norm], of.hparams().norm_eps);
+        out = norm(b, of.hparams().norm, out, w[role::state_norm], of.hparams().norm_eps);
     }
     return ggml_reshape_2d(b.ctx(), out, s.v_width(), n);
 }
