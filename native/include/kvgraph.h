@@ -444,7 +444,7 @@ typedef struct kvg_kv_info {
     int64_t n_free;   /* tokens that can be decoded: empty cells in the groups that keep every position */
     int64_t n_seq_max;
     int64_t n_layer;
-    int64_t bytes;      /* K and V on the devices, and states in host memory */
+    int64_t bytes;      /* K, V and states, wherever they are */
     int64_t cell_bytes; /* of one cell in every group together */
     int32_t type_k;     /* kvg_type */
     int32_t type_v;
@@ -452,7 +452,7 @@ typedef struct kvg_kv_info {
     int64_t n_states;       /* rows of recurrent states; 0: no layer has a state */
     int64_t n_states_used;  /* of these, by sequences, checkpoints and resume points */
     int64_t n_state_layers; /* layers with a state */
-    int64_t state_bytes;    /* of a row: the states of all layers, in host memory */
+    int64_t state_bytes;    /* of a row: the states of all layers */
 } kvg_kv_info;
 
 typedef enum kvg_group_kind {

@@ -28,7 +28,7 @@ struct test_cache {
             cache.groups()[0].cells().put(i, static_cast<int32_t>(i), {0b10});
         }
         const uint32_t row = cache.states().take();
-        std::fill_n(cache.states().data(row), N_FLOATS, 1.0f);
+        std::fill_n(cache.states().rows().on_host(row), N_FLOATS, 1.0f);
         cache.states().set(1, row);
         cache.states().drop(row);
         cache.keep_checkpoint(1);
@@ -48,7 +48,7 @@ struct test_cache {
         h.groups = make_groups(h.layers);
         return h;
     }
-    static kv_homes homes() { return {{cpu_device(), cpu_device()}, {cpu_device(), cpu_device()}}; }
+    static kv_homes homes() { return {{cpu_device(), cpu_device()}, {cpu_device(), cpu_device()}, {}}; }
     static cache_size sizes() { return {64, 8, 2, 3 * N_FLOATS * sizeof(float), 0, false, false, 1}; }
 };
 
@@ -88,9 +88,9 @@ TEST_CASE("states that are loaded need no memory once it is reserved, and change
     }
     CHECK(n >= 3); // rows, a hold, the checkpoint
     CHECK(cache.states().n_used() == 3);
-    CHECK(cache.states().data(cache.states().row_of(0))[N_FLOATS - 1] == 2.0f);
+    CHECK(cache.states().rows().on_host(cache.states().row_of(0))[N_FLOATS - 1] == 2.0f);
     CHECK(cache.states().has_hold(holds[0]));
-    CHECK(cache.states().data(cache.states().row_of(1))[0] == 1.0f);
+    CHECK(cache.states().rows().on_host(cache.states().row_of(1))[0] == 1.0f);
 }
 
 TEST_CASE("no checkpoint goes for what would not fit without any") {

@@ -40,7 +40,7 @@ std::vector<layer_spec> partly_rotated(uint32_t head_dim, int n_rot, int mode) {
 
 kv_homes on_cpu(size_t n_layers) {
     const std::vector<ggml_backend_dev_t> all(n_layers, cpu_device());
-    return {all, all};
+    return {all, all, {}};
 }
 
 // All layers of such a model on the CPU, ready to be used.

@@ -68,7 +68,7 @@ class Context(Closable):
     groups keep every position, as llama.cpp's --swa-full does, and take as much memory as the others.
     checkpoint_cells: how many cells more such a group has, for `kv.checkpoint()` and `kv.resume_point()`,
     which take W cells each.
-    checkpoint_bytes: for models with recurrent layers: how much host memory their states may take for
+    checkpoint_bytes: for models with recurrent layers: how much memory their states may take for
     checkpoints and resume points, beside two states for each sequence; a state has
     `kv.groups[-1].cell_bytes`. None: room for 8.
     kv_tier: "device": as offload_kqv says. "host": K and V are in host memory, so the cache may be larger

@@ -164,7 +164,7 @@ class ReadableCache(NotCopied):
 
     @property
     def bytes(self) -> int:
-        """Bytes of K and V on the devices, all groups together, and of recurrent states in host memory."""
+        """Bytes of K and V of all groups, and of recurrent states, on the devices and in host memory."""
         return int(self._info().bytes)
 
     @property

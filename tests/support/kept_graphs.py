@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pykvgraph as kvg
-from support.engines import batch_of, random_ids, run_of
+from support.engines import random_ids
 from support.models import N_VOCAB
 
 SMALL = 32  # tokens of the largest graph that is kept beside the one of a whole micro-batch
@@ -37,7 +37,8 @@ def grow_graphs(ctx: kvg.Context, before: int | bytes = 0, n_outputs: int = SMAL
             ctx.reset()
         if states is not None:  # they can't go back
             ctx.kv.load(states, seq=0)
-        decode_run(ctx, n_before, min(size, ctx.n_batch, ctx.n_ctx - n_before), n_outputs if logits else 0)
+        n = min(size, ctx.n_batch, ctx.n_ctx - n_before)
+        decode_run(ctx, n_before, n, n_outputs if logits else 0, is_cut=n > 1 and keeps_states(ctx))
 
 
 def saved_by_cpu(path: Path, n: int, **options: Any) -> bytes:
@@ -52,6 +53,14 @@ def decode_before(ctx: kvg.Context, n: int) -> None:
         decode_run(ctx, begin, min(ctx.n_batch, n - begin), n_outputs=0)
 
 
-def decode_run(ctx: kvg.Context, begin: int, n: int, n_outputs: int) -> None:
-    tokens = run_of(random_ids(n, N_VOCAB), begin)
-    ctx.decode(batch_of(token._replace(logits=i < n_outputs) for i, token in enumerate(tokens)))
+def keeps_states(ctx: kvg.Context) -> bool:
+    states = ctx.kv.groups[-1]
+    return states.kind == "state" and states.n_cells > 2 * ctx.n_seq_max
+
+
+def decode_run(ctx: kvg.Context, begin: int, n: int, n_outputs: int, is_cut: bool = False) -> None:
+    """is_cut: with a checkpoint before the last token, so that states on a device are in more graphs."""
+    batch = kvg.Batch()
+    for i, token in enumerate(random_ids(n, N_VOCAB)):
+        batch.add(token, begin + i, logits=i < n_outputs, checkpoint=is_cut and i == n - 2)
+    ctx.decode(batch)

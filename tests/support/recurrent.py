@@ -39,6 +39,16 @@ SPECS = [
     ArchSpec("kimi-linear", 3, n_head_kv=1, state_heads=4, n_expert=2, n_ff_shared=96, rank=48),
     MAMBA2,
 ]
+# as large where it counts as the models that people run: a device's kernels have these shapes
+LIKE_LARGE = [
+    DELTA_NET,
+    ArchSpec("qwen3next", n_layer=4, period=2, state_heads=4, n_expert=2, n_ff_shared=48),
+    ArchSpec("kimi-linear", 3, n_head_kv=1, state_heads=4, state_dim=32, n_expert=2, n_ff_shared=96, rank=48),
+    ArchSpec("lfm2", n_embd=128, n_layer=4, period=2, state_heads=1, n_taps=3),
+    ArchSpec("falcon-h1", n_layer=2, state_heads=4, state_dim=128),
+    ArchSpec("nemotron_h", n_layer=6, state_heads=4, state_dim=128),
+    ArchSpec("mamba2", n_layer=2, state_heads=4, state_dim=128),
+]
 
 
 def fill(ctx: kvg.Context, n: int, seq: int = 0, shift: int = 0) -> None:

@@ -344,7 +344,7 @@ kvg_status kvg_kv_read_state(const kvg_context * context, int64_t row, float * o
     return guarded([&] {
         const states & states = cache_of(context).states();
         bounded("row", row, 0, int64_t{states.n_rows()} - 1);
-        std::copy_n(states.data(static_cast<uint32_t>(row)), states.row_bytes() / sizeof(float), &need(out, "out"));
+        states.rows().read(static_cast<uint32_t>(row), &need(out, "out"));
     });
 }
 

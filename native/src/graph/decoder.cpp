@@ -40,19 +40,24 @@ static attention_kind choose(int32_t wanted, ggml_backend_dev_t device, const la
     return attention_kind::plain;
 }
 
+// The layers whose states the CPU updates.
+static std::vector<layer_spec> with_own_states(const std::vector<layer_spec> & layers, const kv_cache & cache) {
+    std::vector<layer_spec> own;
+    for (uint32_t il = 0; il < layers.size(); ++il) {
+        if (layers[il].recurs() && cache.states().rows().is_on_host(il)) {
+            own.push_back(layers[il]);
+        }
+    }
+    return own;
+}
+
 decoder::decoder(const model & model, const kv_cache & cache, const backends & backends, const decoder_params & params,
                  std::vector<active_adapter> adapters)
     : model_(model), cache_(cache), backends_(backends), n_ubatch_(params.n_ubatch), n_outputs_(params.n_outputs),
-      spans_(cache.groups().size()), recur_workspace_(model.hparams().layers, params.max_threads),
+      spans_(cache.groups().size()), recur_workspace_(with_own_states(model.hparams().layers, cache), params.max_threads),
       adapters_(std::move(adapters)), taps_(cache) {
     choose_attentions(params.flash_attn, params.max_threads);
-    uint64_t offset = 0;
-    for (const layer_spec & layer : model.hparams().layers) {
-        recurs_.push_back(layer.recurs()
-                              ? &recur_ops_.emplace_back(layer.state, model.hparams().norm_eps, offset, runs_, recur_workspace_)
-                              : nullptr);
-        offset += layer.state_floats();
-    }
+    make_recurs();
     any_span_ = std::none_of(attentions_.begin(), attentions_.end(), [](const layer_attention & each) {
         return each.kind == attention_kind::flash || each.kind == attention_kind::plain;
     });
@@ -65,9 +70,31 @@ decoder::decoder(const model & model, const kv_cache & cache, const backends & b
     carrier_ = cache.working() ? std::make_unique<class carrier>(cache, backends) : nullptr;
 }
 
-void decoder::make_graph_cache() {
+void decoder::make_recurs() {
+    const state_rows & rows = cache_.states().rows();
+    const hparams & h = model_.hparams();
+    for (uint32_t il = 0; il < h.n_layer(); ++il) {
+        const bool is_own = h.layers[il].recurs() && rows.is_on_host(il);
+        recurs_.push_back(
+            is_own ? &recur_ops_.emplace_back(h.layers[il].state, h.norm_eps, rows.host_offset(il), runs_, recur_workspace_)
+                   : nullptr);
+    }
+}
+
+// Of the largest graph with so many groups of states.
+size_t decoder::max_tensors() const {
+    decode_shape shape = largest();
+    if (!shape.state_groups.empty()) {
+        const uint32_t n = std::min(n_ubatch_, n_state_groups_);
+        shape.state_groups.assign(n - 1, {1, 1});
+        shape.state_groups.push_back({1, n_ubatch_ - (n - 1)});
+    }
     // leafs (weights, inputs) are counted, too, and there are fewer of them than nodes
-    const auto n_tensors = 2 * static_cast<size_t>(ggml_graph_n_nodes(graph_of(largest()).graph()));
+    return 2 * static_cast<size_t>(ggml_graph_n_nodes(graph_of(shape).graph()));
+}
+
+void decoder::make_graph_cache() {
+    const size_t n_tensors = max_tensors();
     if (graphs_ && n_tensors <= graphs_->max_tensors()) {
         graphs_->forget();
         return;
@@ -112,9 +139,32 @@ decode_graph decoder::graph_of(const decode_shape & shape) const {
     return decode_graph(model_, cache_, attentions_, recurs_, adapters_, shape);
 }
 
+// Of so many tokens those groups of states that take the most memory. What all sequences have at once counts most: their states before and
+// after a group, and those of the group before it, whose results are joined with its own.
+std::vector<state_group> decoder::most_states(uint32_t n_tokens) const {
+    const uint32_t n_seqs = std::min(cache_.n_seq_max(), n_tokens);
+    if (!cache_.states().rows().any_on_device()) {
+        return {};
+    }
+    if (n_seqs == n_tokens) {
+        return {{n_seqs, 1}};
+    }
+    const uint32_t n_last = std::min(n_seqs, n_tokens - n_seqs);
+    const uint32_t n_each = (n_tokens - n_last) / n_seqs;
+    std::vector<state_group> groups = {{n_seqs, n_each}, {n_last, 1}};
+    if (const uint32_t n_left = n_tokens - n_last - n_seqs * n_each; n_left > 0) {
+        groups.push_back({1, n_left});
+    }
+    return groups;
+}
+
 // Over all cells, with as many outputs as there may be.
 decode_shape decoder::shape_of(uint32_t n_tokens) const {
-    decode_shape shape = {n_tokens, std::min(n_tokens, n_outputs_), {}};
+    decode_shape shape = {n_tokens,
+                          std::min(n_tokens, n_outputs_),
+                          {},
+                          most_states(n_tokens),
+                          cache_.n_seq_max() == 1 || !cache_.states().rows().any_on_device()};
     for (const kv_group & group : cache_.groups()) {
         shape.spans.push_back({0, group.n_rows()});
     }
@@ -150,8 +200,14 @@ std::vector<size_t> decoder::with_workspace(std::vector<size_t> sizes) const {
     return sizes;
 }
 
-decode_graph & decoder::prepare(uint32_t n_tokens, uint32_t n_outputs, const std::vector<cell_span> & spans) {
-    decode_shape shape = {n_tokens, n_outputs, any_span_ ? largest().spans : spans};
+decode_graph & decoder::prepare(uint32_t n_tokens, uint32_t n_outputs, const std::vector<cell_span> & spans,
+                                const state_segments & segments) {
+    if (segments.groups.size() > n_state_groups_) {
+        wait(); // for what is computed in the memory of the graphs so far
+        n_state_groups_ = 2 * static_cast<uint32_t>(segments.groups.size());
+        make_graph_cache();
+    }
+    decode_shape shape = {n_tokens, n_outputs, any_span_ ? largest().spans : spans, segments.groups, segments.in_order()};
     for (size_t i = 0; i < spans.size(); ++i) {
         spans_[i] = any_span_ ? spans[i] : cell_span{0, spans[i].n}; // of what the graph shows it
     }

@@ -40,8 +40,9 @@ public:
     std::vector<size_t> sizes() const;
 
     // A graph that attends to a span of each group, for its inputs to be set: one that is kept, or a new one. A mask takes n_tokens rows
-    // of its span. error(KVG_DEVICE)
-    decode_graph & prepare(uint32_t n_tokens, uint32_t n_outputs, const std::vector<cell_span> & spans);
+    // of its span. segments: of states on devices; empty where there are none. error(KVG_DEVICE)
+    decode_graph & prepare(uint32_t n_tokens, uint32_t n_outputs, const std::vector<cell_span> & spans,
+                           const state_segments & segments);
     // From the next graph on these take part, and no others. All or nothing. error(KVG_DEVICE)
     void adapt(std::vector<active_adapter> adapters);
     // Whether cells whose K-shift is pending may wait, because attention rotates the queries for them. It can do so where all attention
@@ -72,11 +73,14 @@ public:
 private:
     std::vector<size_t> with_workspace(std::vector<size_t> sizes) const;
     void choose_attentions(int32_t flash_attn, int max_threads);
+    void make_recurs();
+    std::vector<state_group> most_states(uint32_t n_tokens) const;
     decode_shape largest() const { return shape_of(n_ubatch_); }
     decode_shape shape_of(uint32_t n_tokens) const;
     [[noreturn]] void fail_without_memory() const;
     decode_graph graph_of(const decode_shape & shape) const;
     void make_graph_cache();
+    size_t max_tensors() const;
 
     const model & model_;
     const kv_cache & cache_;
@@ -92,8 +96,9 @@ private:
     std::vector<recur_run> runs_; // of the micro-batch
     recur_workspace recur_workspace_;
     std::deque<recur_op> recur_ops_;
-    std::vector<recur_op *> recurs_; // of each layer, nullptr: it has no state
+    std::vector<recur_op *> recurs_; // of each layer, nullptr: it has no state, or a device has it
     std::vector<active_adapter> adapters_;
+    uint32_t n_state_groups_ = 4; // that graphs have room for
     std::unique_ptr<graph_cache> graphs_;
     std::unique_ptr<class carrier> carrier_;
     class taps taps_;

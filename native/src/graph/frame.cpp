@@ -50,6 +50,9 @@ static std::string operation_of(const ggml_tensor * node) {
     if (is_expert_product(node)) {
         return ggml_op_name(GGML_OP_MUL_MAT_ID);
     }
+    if (const char * name = recur_op::name_of(node)) {
+        return name;
+    }
     const bool is_before_product = node->op == GGML_OP_CUSTOM && node->type != GGML_TYPE_F32; // rows as bytes, tokens by expert
     return is_before_product ? "" : ggml_op_desc(node);
 }
@@ -90,6 +93,14 @@ void decode_graph::add_inputs() {
         groups.push_back({members.empty() ? nullptr : builder_.input("cells", GGML_TYPE_I64, n, 1),
                           attends ? builder_.input("mask", GGML_TYPE_F16, shape_.spans[i].n, n) : nullptr});
     }
+    for (const state_group & group : shape_.state_groups) {
+        states.push_back({builder_.input("states_from", GGML_TYPE_I32, group.n_seqs, 1),
+                          builder_.input("states_to", GGML_TYPE_I64, group.n_seqs, 1)});
+    }
+    if (!shape_.in_order) {
+        order = builder_.input("order", GGML_TYPE_I32, n, 1);
+        places = builder_.input("places", GGML_TYPE_I32, n, 1);
+    }
     if (shape_.n_outputs > 0 && h.is_last()) {
         outputs = builder_.input("outputs", GGML_TYPE_I32, shape_.n_outputs, 1);
     }
@@ -126,13 +137,27 @@ ggml_tensor * decode_graph::asked(ggml_tensor * x, uint32_t layer) {
     return layer + 1 == model_.hparams().n_layer() ? ggml_get_rows(builder_.ctx(), x, outputs) : x;
 }
 
+// What the layer's states give, (v_width or n_channels, n_tokens), or nullptr when only these matter. On a device they take the tokens in
+// the order of the shape's groups.
+ggml_tensor * decode_graph::recall(ggml_tensor * x, uint32_t layer) {
+    builder & b = builder_;
+    if (recur_op * own = recurs_[layer]) {
+        return state_block{model_, layer, *own, own, gives(layer)}.build(b, x);
+    }
+    const struct hparams & h = model_.hparams();
+    recur_ggml there(h.layers[layer].state, h.norm_eps, cache_.states().rows().on_device(layer), shape_.state_groups, states);
+    x = order ? ggml_get_rows(b.ctx(), x, order) : x;
+    ggml_tensor * out = state_block{model_, layer, there, nullptr, gives(layer)}.build(b, x);
+    return out && places ? ggml_get_rows(b.ctx(), out, places) : out;
+}
+
 // What a token takes from those before it, by attention, a state or both; nullptr when only cells and states matter.
 ggml_tensor * decode_graph::mix(ggml_tensor * x, uint32_t layer) {
     builder & b = builder_;
     const layer_spec & spec = model_.hparams().layers[layer];
     const role_tensors & w = model_.layers()[layer];
     ggml_tensor * heads = spec.attends() ? attend(x, layer) : nullptr;
-    ggml_tensor * recalled = spec.recurs() ? state_block{model_, layer, *recurs_[layer], gives(layer)}.build(b, x) : nullptr;
+    ggml_tensor * recalled = spec.recurs() ? recall(x, layer) : nullptr;
     ggml_tensor * sum = nullptr;
     if (w[role::linear] && gives(layer)) {
         sum = b.linear(asked(x, layer), w[role::linear], w.scale(role::linear), nullptr);

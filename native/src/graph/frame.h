@@ -11,6 +11,8 @@
 #include "graph/block/attention.h"
 #include "graph/builder.h"
 #include "graph/recur.h"
+#include "graph/recur_ggml.h"
+#include "graph/state_segments.h"
 #include "memory/kv_cache.h"
 #include "model/weights.h"
 
@@ -20,10 +22,13 @@ namespace kvg {
 struct decode_shape {
     uint32_t n_tokens;
     uint32_t n_outputs;
-    std::vector<cell_span> spans; // that are attended, of each group
+    std::vector<cell_span> spans;          // that are attended, of each group
+    std::vector<state_group> state_groups; // of states on devices; empty: there are none
+    bool in_order;                         // tokens are in the order of these
 
     bool operator==(const decode_shape & o) const {
-        return n_tokens == o.n_tokens && n_outputs == o.n_outputs && spans == o.spans;
+        return n_tokens == o.n_tokens && n_outputs == o.n_outputs && spans == o.spans && state_groups == o.state_groups &&
+               in_order == o.in_order;
     }
 };
 
@@ -36,7 +41,7 @@ struct graph_turn {
 
 class decode_graph {
 public:
-    // attentions, recurs: of each layer; adapters: those that take part
+    // attentions, recurs: of each layer, nullptr where it has no state or has it on a device; adapters: those that take part
     decode_graph(const model & model, const kv_cache & cache, const std::vector<layer_attention> & attentions,
                  const std::vector<recur_op *> & recurs, const std::vector<active_adapter> & adapters,
                  const decode_shape & shape);
@@ -61,7 +66,10 @@ public:
     ggml_tensor * positions = nullptr;    // I32 (n_tokens); nullptr where nothing depends on them
     ggml_tensor * temperatures = nullptr; // F32 (1, 1, n_tokens); nullptr: none
     std::vector<group_inputs> groups;     // in the cache's order
-    ggml_tensor * outputs = nullptr;      // I32 (n_outputs): which tokens; nullptr: none, or (stages before the last) all
+    std::vector<state_inputs> states;     // of each group of the shape
+    ggml_tensor * order = nullptr;   // I32 (n_tokens): tokens as these groups have them; nullptr: as the micro-batch has them
+    ggml_tensor * places = nullptr;  // I32 (n_tokens): where each token of the micro-batch is in that order
+    ggml_tensor * outputs = nullptr; // I32 (n_outputs): which tokens; nullptr: none, or (stages before the last) all
     // results, nullptr when there are no outputs
     ggml_tensor * embd = nullptr;   // F32 (n_embd, n_outputs); of a stage with another one behind it: of its last layer
     ggml_tensor * logits = nullptr; // F32 (n_vocab, n_outputs); nullptr for such a stage and an encoder, too
@@ -70,6 +78,7 @@ private:
     bool gives(uint32_t layer) const;
     const row_turn * turn_of(uint32_t layer) const;
     ggml_tensor * attend(ggml_tensor * x, uint32_t layer);
+    ggml_tensor * recall(ggml_tensor * x, uint32_t layer);
     ggml_tensor * mix(ggml_tensor * x, uint32_t layer);
     ggml_tensor * asked(ggml_tensor * x, uint32_t layer);
     ggml_tensor * add(ggml_tensor * x, ggml_tensor * added);

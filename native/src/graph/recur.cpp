@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "device.h"
 #include "error.h"
@@ -99,43 +100,79 @@ void recur_op::run_convolve(ggml_tensor * dst, int ith, int nth, void * op) {
               [&](uint32_t begin, uint32_t end) { kernels.recur.convolve(job, begin, end); });
 }
 
-ggml_tensor * recur_op::recall(builder & b, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * decay,
-                               ggml_tensor * beta, ggml_tensor * skip) {
-    ggml_tensor * args[] = {q, k, v, decay, beta, skip};
-    return ggml_custom_4d(b.ctx(), GGML_TYPE_F32, v->ne[0], v->ne[1], v->ne[2], 1, args, skip ? 6 : 5, run_recall,
-                          GGML_N_TASKS_MAX, this);
+// args: Q, K, V, decays, betas, and what skips the state, or not
+ggml_tensor * recur_op::recall(builder & b, const std::vector<ggml_tensor *> & args, ggml_custom_op_t run) {
+    const ggml_tensor * v = args[2];
+    return ggml_custom_4d(b.ctx(), GGML_TYPE_F32, v->ne[0], v->ne[1], v->ne[2], 1, const_cast<ggml_tensor **>(args.data()),
+                          static_cast<int>(args.size()), run, GGML_N_TASKS_MAX, this);
 }
 
-void recur_op::run_recall(ggml_tensor * dst, int ith, int nth, void * op) {
-    const auto & self = *static_cast<const recur_op *>(op);
-    const state_spec & spec = self.spec_;
-    const recur_kernel & kernel = kernels_for_width(spec.head_dim_k | spec.head_dim_v).recur; // lanes are a power of 2
+ggml_tensor * recur_op::delta(builder & b, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * decay,
+                              ggml_tensor * beta) {
+    return recall(b, {q, k, v, decay, beta}, run_delta);
+}
+
+ggml_tensor * recur_op::scan(builder & b, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * dt, ggml_tensor * a,
+                             ggml_tensor * skip) {
+    dt = ggml_softplus(b.ctx(), dt);
+    ggml_tensor * decay = ggml_mul(b.ctx(), dt, ggml_reshape_1d(b.ctx(), a, spec_.n_head));
+    std::vector<ggml_tensor *> args = {q, k, v, decay, dt};
+    if (skip) {
+        args.push_back(skip);
+    }
+    return recall(b, args, run_scan);
+}
+
+const char * recur_op::name_of(const ggml_tensor * node) {
+    ggml_custom_op_t run = nullptr; // the first of ggml's parameters of such an operation
+    memcpy(&run, node->op_params, sizeof(run));
+    if (node->op != GGML_OP_CUSTOM) {
+        return nullptr;
+    }
+    return run == run_convolve                          ? ggml_op_name(GGML_OP_SSM_CONV)
+           : run == run_delta                           ? ggml_op_name(GGML_OP_GATED_DELTA_NET)
+           : run == run_scan                            ? ggml_op_name(GGML_OP_SSM_SCAN)
+           : run == run_to_unit || run == run_pass_gate ? ""
+                                                        : nullptr;
+}
+
+void recur_op::run_delta(ggml_tensor * dst, int ith, int nth, void * op) {
+    static_cast<const recur_op *>(op)->compute(dst, ith, nth);
+}
+
+void recur_op::run_scan(ggml_tensor * dst, int ith, int nth, void * op) {
+    static_cast<const recur_op *>(op)->compute(dst, ith, nth);
+}
+
+// The part of one thread.
+void recur_op::compute(ggml_tensor * dst, int ith, int nth) const {
+    const recur_kernel & kernel = kernels_for_width(spec_.head_dim_k | spec_.head_dim_v).recur; // lanes are a power of 2
     recall_job job = {};
-    job.runs = self.runs_from(self.offset_ + spec.conv_floats());
+    job.runs = runs_from(offset_ + spec_.conv_floats());
     job.q = input_of(dst->src[0], 2);
     job.k = input_of(dst->src[1], 2);
     job.v = input_of(dst->src[2], 2);
-    job.decay = input_of(dst->src[3], spec.decays_by_width ? 2 : 1);
+    job.decay = input_of(dst->src[3], spec_.decays_by_width ? 2 : 1);
     job.beta = input_of(dst->src[4], 1);
     job.skip = floats(dst->src[5]);
     job.out = static_cast<float *>(dst->data);
-    job.delta = spec.kind == state_kind::delta_net;
-    job.scale = job.delta ? 1.0f / std::sqrt(static_cast<float>(spec.head_dim_k)) : 1.0f;
-    job.head_dim_k = spec.head_dim_k;
-    job.head_dim_v = spec.head_dim_v;
-    job.n_head = spec.n_head;
-    job.n_head_k = spec.n_head_k;
-    job.in_turn = spec.in_turn;
-    job.decay_by_width = spec.decays_by_width;
-    if (std::any_of(self.runs_.begin(), self.runs_.end(), recur_by_chunks)) {
+    job.delta = spec_.kind == state_kind::delta_net;
+    job.scale = job.delta ? 1.0f / std::sqrt(static_cast<float>(spec_.head_dim_k)) : 1.0f;
+    job.head_dim_k = spec_.head_dim_k;
+    job.head_dim_v = spec_.head_dim_v;
+    job.n_head = spec_.n_head;
+    job.n_head_k = spec_.n_head_k;
+    job.in_turn = spec_.in_turn;
+    job.decay_by_width = spec_.decays_by_width;
+    if (std::any_of(runs_.begin(), runs_.end(), recur_by_chunks)) {
         const recall_pieces pieces(job, nth > 1 ? nth : team_share::n_threads());
         return share_out_to(pieces.n(), 1, 1, ith, nth, [&](uint32_t begin, uint32_t end, uint32_t thread) {
             for (uint32_t i = begin; i < end; ++i) {
-                kernel.recall_by_chunks(job, pieces.at(i), self.workspace_.of_thread(thread));
+                kernel.recall_by_chunks(job, pieces.at(i), workspace_.of_thread(thread));
             }
         });
     }
-    const uint32_t n = static_cast<uint32_t>(uint64_t{spec.v_width()} / RECUR_ROWS);
+    const uint32_t n = static_cast<uint32_t>(uint64_t{spec_.v_width()} / RECUR_ROWS);
     share_out(n, 1, least(n, dst), ith, nth, [&](uint32_t begin, uint32_t end) { kernel.recall(job, begin, end); });
 }
 

@@ -22,8 +22,11 @@ uint32_t cache_size::of(const group_spec & spec) const {
 // Refuses a cache that the devices or the host can't hold: a kernel that overcommits would kill the process later, when the memory is
 // touched.
 static void require_room(const hparams & h, const kv_homes & homes, const cache_size & size, const cache_types & types,
-                         uint64_t state_bytes) {
-    std::map<ggml_backend_dev_t, uint64_t> needed = {{cpu_device(), state_bytes}};
+                         const state_rows & states) {
+    std::map<ggml_backend_dev_t, uint64_t> needed = {{cpu_device(), states.bytes_on(cpu_device())}};
+    for (ggml_backend_dev_t device : homes.states) {
+        needed[device] = states.bytes_on(device);
+    }
     for (const group_spec & spec : h.groups) {
         needed[cpu_device()] += size.of(spec) * cells::bytes_per_cell(size.n_seq_max);
         const uint64_t row = ggml_row_size(types.k, spec.k_width()) + ggml_row_size(types.v, spec.v_width());
@@ -41,20 +44,20 @@ static void require_room(const hparams & h, const kv_homes & homes, const cache_
                  size.n_ctx, format_bytes(bytes).c_str(), ggml_backend_dev_name(device),
                  format_bytes(device_memory(device).free).c_str(),
                  is_cpu(device) ? "" : ", or kv_tier=\"auto\" (-kvt auto), which keeps in host memory what does not fit there",
-                 state_bytes > 0 ? ", or for recurrent states a smaller n_seq_max or checkpoint_bytes" : "");
+                 states.bytes_on(device) > 0 ? ", or for recurrent states a smaller n_seq_max or checkpoint_bytes" : "");
         }
     }
 }
 
 // As many as fit; never so many that their number overflows.
-static uint32_t room_for_states(const hparams & h, const cache_size & size) {
+uint32_t cache_size::kept_states(const hparams & h) const {
     const uint64_t row_bytes = std::max<uint64_t>(h.state_floats() * sizeof(float), 1);
-    return static_cast<uint32_t>(std::min<uint64_t>(size.checkpoint_bytes / row_bytes, 1 << 20));
+    return static_cast<uint32_t>(std::min<uint64_t>(checkpoint_bytes / row_bytes, 1 << 20));
 }
 
 kv_cache::kv_cache(const hparams & h, const kv_homes & homes, const backends & backends, const cache_size & size,
                    const cache_types & types)
-    : states_(h.state_floats(), size.n_seq_max, room_for_states(h, size)), homes_(homes) {
+    : states_(h.layers, homes.states, size.n_seq_max, size.kept_states(h)), homes_(homes) {
     for (const layer_spec & layer : h.layers) {
         if (layer.recurs()) {
             state_layers_.push_back(static_cast<uint32_t>(owners_.size()));
@@ -63,7 +66,7 @@ kv_cache::kv_cache(const hparams & h, const kv_homes & homes, const backends & b
         owners_.push_back(layer.kv_from);
     }
     if (!size.is_measured) {
-        require_room(h, homes, size, types, states_.bytes());
+        require_room(h, homes, size, types, states_.rows());
     }
     cache_size real = size;
     real.is_measured = false; // tensors that are measured are as large as they would be
@@ -116,7 +119,7 @@ uint32_t kv_cache::max_rows() const {
 }
 
 uint64_t kv_cache::bytes() const {
-    uint64_t bytes = states_.bytes();
+    uint64_t bytes = states_.row_bytes() * states_.n_rows();
     for (const kv_group & group : groups_) {
         bytes += group.cell_bytes() * group.n_rows();
     }
@@ -124,7 +127,7 @@ uint64_t kv_cache::bytes() const {
 }
 
 uint64_t kv_cache::bytes_on(ggml_backend_dev_t device) const {
-    uint64_t bytes = (is_cpu(device) ? states_.bytes() : 0) + (working_ ? working_->bytes_on(device) : 0);
+    uint64_t bytes = states_.rows().bytes_on(device) + (working_ ? working_->bytes_on(device) : 0);
     for (const kv_group & group : groups_) {
         bytes += group.bytes_on(device);
     }

@@ -46,6 +46,8 @@ struct cache_size {
     uint32_t device_layers;    // whose rows a device has room for at a time, where its layers' cells are in host memory
 
     uint32_t of(const group_spec & spec) const;
+    // states for checkpoints and resume points, beside two for each sequence
+    uint32_t kept_states(const hparams & h) const;
     // whether cells that their sequences have left behind are reused
     bool reuses(const group_spec & spec) const { return spec.window > 0 && !swa_full; }
 };
@@ -83,7 +85,7 @@ public:
     // rows of the group that has the most
     uint32_t max_rows() const;
     uint64_t bytes() const;
-    // bytes of K and V on a device, and of working rows; the same before allocate()
+    // bytes of K, V and states on a device, and of working rows; the same before allocate()
     uint64_t bytes_on(ggml_backend_dev_t device) const;
     // of these, those in host memory that another device copies from and to directly
     uint64_t pinned_bytes_on(ggml_backend_dev_t device) const;

@@ -43,6 +43,7 @@ struct kv_part {
 struct kv_homes {
     std::vector<ggml_backend_dev_t> cells;
     std::vector<ggml_backend_dev_t> readers;
+    std::vector<ggml_backend_dev_t> states; // of its recurrent state, which that device updates; empty: all are in host memory
 };
 
 class kv_group {

@@ -3,25 +3,14 @@
 #include <algorithm>
 #include <map>
 
-#include "device.h"
 #include "error.h"
 
 namespace kvg {
 
-states::states(uint64_t row_floats, uint32_t n_seq_max, uint32_t n_kept)
-    : row_floats_(row_floats), n_kept_(n_kept), users_(row_floats > 0 ? 2 * n_seq_max + n_kept : 0),
+states::states(const std::vector<layer_spec> & layers, const std::vector<ggml_backend_dev_t> & homes, uint32_t n_seq_max,
+               uint32_t n_kept)
+    : rows_(layers, homes, 2 * n_seq_max + n_kept), n_kept_(n_kept), users_(any() ? rows_.n_rows() : 0),
       of_seq_(n_seq_max, NO_ROW) {}
-
-void states::allocate() {
-    if (!any()) {
-        return;
-    }
-    memory_.reset(static_cast<float *>(std::calloc(n_rows(), row_bytes()))); // zeros; no page is real before it is written
-    if (!memory_) {
-        fail(KVG_DEVICE, "%u recurrent states of %s each need %s; use a smaller n_seq_max or checkpoint_bytes", n_rows(),
-             format_bytes(row_bytes()).c_str(), format_bytes(bytes()).c_str());
-    }
-}
 
 uint32_t states::n_used() const {
     std::map<uint32_t, uint32_t> for_undo; // rows, and how many of their users are there to undo a step
@@ -106,7 +95,7 @@ void states::clear() {
     held_.clear();
     replaced_.clear();
     n_used_ = 0;
-    std::fill_n(memory_.get(), row_floats_ * n_taken_, 0.0f);
+    rows_.clear(n_taken_);
     n_taken_ = 0;
 }
 

@@ -1,14 +1,14 @@
-// Recurrent states of sequences, in host memory. A row is the states of all layers of one sequence at one place of its text. Rows are never
+// Recurrent states of sequences. A row is the states of all layers of one sequence at one place of its text. Rows are never
 // overwritten while anybody has them: a step writes to a free row, which its sequence then has, so a step can be undone, and a row can be
 // kept as a checkpoint without a copy. Sequences share a row until one of them goes on.
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "memory/state_rows.h"
 
 namespace kvg {
 
@@ -16,19 +16,19 @@ class states {
 public:
     static constexpr uint32_t NO_ROW = UINT32_MAX;
 
-    // row_floats: 0 for a model without states. n_kept: rows for checkpoints and resume points, beside two for each sequence
-    states(uint64_t row_floats, uint32_t n_seq_max, uint32_t n_kept);
+    // layers, homes: as state_rows takes them. n_kept: rows for checkpoints and resume points, beside two for each sequence
+    states(const std::vector<layer_spec> & layers, const std::vector<ggml_backend_dev_t> & homes, uint32_t n_seq_max,
+           uint32_t n_kept);
     // error(KVG_DEVICE)
-    void allocate();
+    void allocate() { rows_.allocate(); }
 
-    bool any() const { return row_floats_ > 0; }
+    bool any() const { return rows_.floats() > 0; }
+    state_rows & rows() { return rows_; }
+    const state_rows & rows() const { return rows_; }
     uint32_t n_rows() const { return static_cast<uint32_t>(users_.size()); }
     // by sequences and under ids, or taken; without what only undo() would bring back
     uint32_t n_used() const;
-    uint64_t row_bytes() const { return row_floats_ * sizeof(float); }
-    uint64_t bytes() const { return row_bytes() * n_rows(); }
-    const float * data(uint32_t row) const { return memory_.get() + row * row_floats_; }
-    float * data(uint32_t row) { return memory_.get() + row * row_floats_; }
+    uint64_t row_bytes() const { return rows_.floats() * sizeof(float); }
 
     // without the rows that undo() would bring back
     uint32_t n_free() const { return n_rows() - n_used_; }
@@ -71,15 +71,10 @@ public:
     void forget();
 
 private:
-    struct release_memory {
-        void operator()(float * memory) const { std::free(memory); }
-    };
-
     void share(uint32_t row) { ++users_[row]; }
 
-    uint64_t row_floats_;
+    state_rows rows_;
     uint32_t n_kept_;
-    std::unique_ptr<float[], release_memory> memory_;
     std::vector<uint32_t> users_; // of each row
     uint32_t n_used_ = 0;
     uint32_t n_taken_ = 0; // no row from here on was ever taken

@@ -8,6 +8,7 @@
 #include "device.h"
 #include "error.h"
 #include "graph/classify.h"
+#include "graph/recur_ggml.h"
 #include "memory/cache_type.h"
 #include "memory/move.h"
 #include "runtime/bounded.h"
@@ -83,6 +84,19 @@ kv_homes homes_of(const placement & placement, const hparams & h, const kvg_cont
     return homes;
 }
 
+// Where each layer's recurrent state is: on the device that computes the layer, if that can update it.
+std::vector<ggml_backend_dev_t> homes_of_states(const placement & placement, const hparams & h,
+                                                const kvg_context_params & params, const cache_size & size) {
+    std::vector<ggml_backend_dev_t> homes(placement.n_layer(), cpu_device());
+    const uint32_t n_rows = 2 * size.n_seq_max + size.kept_states(h);
+    for (uint32_t il = 0; il < placement.n_layer() && params.offload_kqv; ++il) {
+        if (h.layers[il].recurs() && can_recur_on(placement.layer(il), h.layers[il].state, n_rows)) {
+            homes[il] = placement.layer(il);
+        }
+    }
+    return homes;
+}
+
 // Before anything is allocated.
 void require_kept(const std::vector<ggml_backend_dev_t> & devices, const hparams & h, const cache_types & types) {
     for (const group_spec & spec : h.groups) {
@@ -117,7 +131,7 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
     }
     const cache_types types = {cache_type("type_k", params.type_k), cache_type("type_v", params.type_v), params.hadamard != 0};
     const hparams & h = model_->hparams();
-    const kv_homes homes = homes_of(model_->placement(), h, params);
+    kv_homes homes = homes_of(model_->placement(), h, params);
     for (ggml_backend_dev_t device : homes.readers) {
         settings.align = std::max(settings.align, span_align(device));
     }
@@ -138,6 +152,7 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
                              params.swa_full != 0,
                              model_->is_measured(),
                              static_cast<uint32_t>(params.device_layers)};
+    homes.states = homes_of_states(model_->placement(), h, params, size);
     cache_ = std::make_unique<kv_cache>(h, homes, *backends_, size, types);
     decoder_ = std::make_unique<decoder>(*model_, *cache_, *backends_,
                                          decoder_params{params.flash_attn, settings.n_ubatch, settings.n_outputs, max_threads},

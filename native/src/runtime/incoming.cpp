@@ -164,7 +164,7 @@ void incoming::show(int64_t seq, bool is_text, const float * state) {
     if (state) {
         states & states = cache_.states();
         const uint32_t row = states.take();
-        std::copy_n(state, states.row_bytes() / sizeof(float), states.data(row));
+        states.rows().write(row, state);
         states.set(static_cast<uint32_t>(seq), row);
         states.drop(row); // the sequence is its user now
     }

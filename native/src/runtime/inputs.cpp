@@ -37,8 +37,27 @@ void graph_inputs::set_temperatures(ggml_tensor * tensor, const batch & batch, c
     ggml_backend_tensor_set(tensor, temperatures_.data(), 0, temperatures_.size() * sizeof(float));
 }
 
+void graph_inputs::set_states(decode_graph & graph, const state_segments & segments) {
+    size_t first = 0;
+    for (const state_inputs & group : graph.states) {
+        ggml_backend_tensor_set(group.from, segments.from.data() + first, 0, ggml_nbytes(group.from));
+        ggml_backend_tensor_set(group.to, segments.to.data() + first, 0, ggml_nbytes(group.to));
+        first += static_cast<size_t>(group.from->ne[0]);
+    }
+    if (graph.order) {
+        std::vector<int32_t> places(segments.order.size());
+        for (size_t i = 0; i < places.size(); ++i) {
+            places[static_cast<size_t>(segments.order[i])] = static_cast<int32_t>(i);
+        }
+        ggml_backend_tensor_set(graph.order, segments.order.data(), 0, ggml_nbytes(graph.order));
+        if (graph.places->buffer) { // not where only states matter
+            ggml_backend_tensor_set(graph.places, places.data(), 0, ggml_nbytes(graph.places));
+        }
+    }
+}
+
 void graph_inputs::set(decode_graph & graph, const kv_cache & cache, const batch & batch, const micro_batch & ubatch,
-                       const reservation & reserved, const std::vector<cell_span> & spans) {
+                       const reservation & reserved, const std::vector<cell_span> & spans, const state_segments & segments) {
     if (graph.tokens) {
         ggml_backend_tensor_set(graph.tokens, batch.tokens() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
     } else {
@@ -60,6 +79,7 @@ void graph_inputs::set(decode_graph & graph, const kv_cache & cache, const batch
         }
         ggml_backend_tensor_set(graph.outputs, output_ids_.data(), 0, output_ids_.size() * sizeof(int32_t));
     }
+    set_states(graph, segments);
     for (size_t g = 0; g < graph.groups.size(); ++g) {
         if (graph.groups[g].slots) {
             const uint32_t * slots = reserved.slots(g).data() + ubatch.begin;

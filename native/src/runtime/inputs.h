@@ -28,11 +28,12 @@ public:
     explicit graph_inputs(const hparams & h)
         : temperature_(h.temperature),
           mask_(std::any_of(h.layers.begin(), h.layers.end(), [](const layer_spec & l) { return l.max_bias > 0.0f; })) {}
-    // spans: of each group, as the graph has them
+    // spans, segments: as the graph has them
     void set(decode_graph & graph, const kv_cache & cache, const batch & batch, const micro_batch & ubatch,
-             const reservation & reserved, const std::vector<cell_span> & spans);
+             const reservation & reserved, const std::vector<cell_span> & spans, const state_segments & segments);
 
 private:
+    void set_states(decode_graph & graph, const state_segments & segments);
     void set_temperatures(ggml_tensor * tensor, const batch & batch, const micro_batch & ubatch);
 
     temperature_spec temperature_;

@@ -1,7 +1,6 @@
 #include "runtime/loaded_states.h"
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 #include <utility>
 
@@ -37,7 +36,7 @@ void loaded_states::commit() {
     states_.forget();
     for (size_t row = 0; row < n_rows(); ++row) {
         rows_.push_back(states_.take());
-        memcpy(states_.data(rows_[row]), in_.data + row * (states_.row_bytes() / sizeof(float)), states_.row_bytes());
+        states_.rows().write(rows_[row], in_.data + row * states_.rows().floats());
     }
     for (int64_t i = 0; i < in_.n; ++i) {
         const uint32_t row = rows_[static_cast<size_t>(in_.row[i])];

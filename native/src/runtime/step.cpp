@@ -107,7 +107,8 @@ int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
     for (micro_batch ubatch = next(batch, 0); ubatch.n > 0; ubatch = next(batch, ubatch.begin + ubatch.n)) {
         reserved.put(ubatch.begin, ubatch.n);
         decoder_.set_runs(states.runs(ubatch.begin, ubatch.n));
-        const decode_graph & graph = compute(batch, ubatch, reserved);
+        const bool any_there = cache_.states().rows().any_on_device();
+        const decode_graph & graph = compute(batch, ubatch, reserved, any_there ? states.segments() : state_segments());
         if (output && ubatch.n_outputs > 0) {
             write_outputs(graph, *output, row);
             row += ubatch.n_outputs;
@@ -183,15 +184,16 @@ void step::undo() {
     repaired_ = {};
 }
 
-const decode_graph & step::compute(const batch & batch, const micro_batch & ubatch, const reservation & reserved) {
+const decode_graph & step::compute(const batch & batch, const micro_batch & ubatch, const reservation & reserved,
+                                   const state_segments & segments) {
     std::vector<cell_span> spans;
     for (size_t g = 0; g < cache_.groups().size(); ++g) {
         const cells & cells = cache_.groups()[g].cells();
         spans.push_back(attended_span(cells, batch, ubatch, params_.align));
         n_attended_[g] = cache_.groups()[g].layers().empty() ? 0 : std::min(spans[g].n, cells.size() - spans[g].begin);
     }
-    decode_graph & graph = decoder_.prepare(ubatch.n, ubatch.n_outputs, spans);
-    inputs_.set(graph, cache_, batch, ubatch, reserved, spans);
+    decode_graph & graph = decoder_.prepare(ubatch.n, ubatch.n_outputs, spans, segments);
+    inputs_.set(graph, cache_, batch, ubatch, reserved, spans, segments);
     if (carrier * carrier = decoder_.carrier()) {
         carrier->expect(spans, reserved.slots_of(ubatch.begin, ubatch.n));
     }

@@ -46,7 +46,8 @@ public:
 private:
     void check_output(const batch & batch, const kvg_output & output) const;
     micro_batch next(const batch & batch, uint32_t begin) const;
-    const decode_graph & compute(const batch & batch, const micro_batch & ubatch, const reservation & reserved);
+    const decode_graph & compute(const batch & batch, const micro_batch & ubatch, const reservation & reserved,
+                                 const state_segments & segments);
     void run(const decode_graph & graph, uint32_t n_tokens);
     void drop_checkpoints(const batch & batch, const std::vector<first_position> & firsts);
     void tell_taps(const batch & batch, const micro_batch & ubatch, const reservation & reserved);

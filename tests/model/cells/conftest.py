@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from support import where
 from support.architectures import ArchSpec
-from support.recurrent import DELTA_NET, SPECS
+from support.recurrent import DELTA_NET, LIKE_LARGE, SPECS, WINDOWED
 
 import pykvgraph as kvg
 
 
-@pytest.fixture(scope="module", params=SPECS, ids=str)
+@pytest.fixture(scope="module", params=SPECS if where.is_cpu() else [*LIKE_LARGE, WINDOWED], ids=str)
 def recurrent(
     request: pytest.FixtureRequest, architecture: Callable[[ArchSpec], Path]
 ) -> Iterator[kvg.Model]:

@@ -32,6 +32,8 @@ from support.recurrent import (
 
 import pykvgraph as kvg
 
+pytestmark = pytest.mark.any_device
+
 
 @pytest.fixture(scope="module")
 def mamba2(architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:

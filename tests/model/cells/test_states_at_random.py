@@ -15,6 +15,8 @@ from support.states_at_random import N_SEQ, Runner
 
 import pykvgraph as kvg
 
+pytestmark = pytest.mark.any_device
+
 Architecture = Callable[[ArchSpec], Path]
 
 F32 = {"type_k": "f32", "type_v": "f32"}

@@ -14,6 +14,8 @@ from support.state_bytes import HEAD, HEADER, Part, container
 
 import pykvgraph as kvg
 
+pytestmark = pytest.mark.any_device
+
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_saved_and_loaded(recurrent: kvg.Model, whole: bool) -> None:

@@ -24,7 +24,7 @@ ggml_tensor * heads(builder & b, ggml_tensor * x, int64_t begin, int64_t head_di
 // Whether results are gated where states are, on the CPU: what comes behind them is there, too.
 bool state_block::gates_here() const {
     const ggml_tensor * weight = weights()[role::state_norm];
-    return weight && of.hparams().norm == norm_kind::rms && ggml_backend_buffer_is_host(weight->buffer);
+    return own && weight && of.hparams().norm == norm_kind::rms && ggml_backend_buffer_is_host(weight->buffer);
 }
 
 ggml_tensor * state_block::product(builder & b, ggml_tensor * x, role weight) const {
@@ -137,7 +137,7 @@ ggml_tensor * state_block::delta_net(builder & b, ggml_tensor * x) const {
     ggml_tensor * q = heads(b, qk, 0, s.head_dim_k, s.n_head_k);
     ggml_tensor * k = heads(b, qk, s.k_width(), s.head_dim_k, s.n_head_k);
     ggml_tensor * v = heads(b, qkv, 2 * int64_t{s.k_width()}, s.head_dim_v, s.n_head);
-    ggml_tensor * out = op.recall(b, q, k, v, move.decay, move.beta, nullptr);
+    ggml_tensor * out = op.delta(b, q, k, v, move.decay, move.beta);
     b.root(out);
     if (!gives) {
         return nullptr;
@@ -147,7 +147,7 @@ ggml_tensor * state_block::delta_net(builder & b, ggml_tensor * x) const {
         gate = s.decays_by_width ? product(b, product(b, x, role::gate_down), role::gate_up) : product(b, x, role::state_gate);
     }
     if (gates_here()) {
-        return op.pass_gate(b, ggml_reshape_2d(b.ctx(), out, s.v_width(), x->ne[1]), gate, w[role::state_norm]);
+        return own->pass_gate(b, ggml_reshape_2d(b.ctx(), out, s.v_width(), x->ne[1]), gate, w[role::state_norm]);
     }
     gate = ggml_reshape_3d(b.ctx(), gate, s.head_dim_v, s.n_head, x->ne[1]);
     out = norm(b, of.hparams().norm, out, w[role::state_norm], eps);
@@ -162,19 +162,19 @@ ggml_tensor * state_block::mamba2(builder & b, ggml_tensor * x) const {
     ggml_tensor * all = product(b, x, role::state_in); // a gate, what is convolved, the time step
     ggml_tensor * vkq = op.convolve(b, columns(b, all, s.v_width(), s.n_channels), w[role::taps], w[role::taps_bias]);
     ggml_tensor * dt = columns(b, all, int64_t{s.v_width()} + s.n_channels, s.n_head);
-    dt = ggml_softplus(b.ctx(), ggml_add(b.ctx(), dt, w[role::dt_bias]));
-    ggml_tensor * decay = ggml_mul(b.ctx(), dt, ggml_reshape_1d(b.ctx(), w[role::state_decay], s.n_head));
+    dt = ggml_add(b.ctx(), dt, w[role::dt_bias]);
     ggml_tensor * v = heads(b, vkq, 0, s.head_dim_v, s.n_head);
     ggml_tensor * k = heads(b, vkq, s.v_width(), s.head_dim_k, s.n_head_k);
     ggml_tensor * q = heads(b, vkq, int64_t{s.v_width()} + s.k_width(), s.head_dim_k, s.n_head_k);
-    ggml_tensor * out = op.recall(b, q, k, v, decay, dt, w[role::state_skip]);
+    ggml_tensor * out =
+        op.scan(b, q, k, v, dt, ggml_reshape_2d(b.ctx(), w[role::state_decay], 1, s.n_head), w[role::state_skip]);
     b.root(out);
     if (!gives) {
         return nullptr;
     }
     out = ggml_reshape_2d(b.ctx(), out, s.v_width(), n);
     if (gates_here()) {
-        return op.pass_gate(b, out, columns(b, all, 0, s.v_width()), w[role::state_norm]);
+        return own->pass_gate(b, out, columns(b, all, 0, s.v_width()), w[role::state_norm]);
     }
     out = ggml_swiglu_split(b.ctx(), ggml_cont(b.ctx(), columns(b, all, 0, s.v_width())), out);
     if (w[role::state_norm]) {

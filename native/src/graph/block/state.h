@@ -3,6 +3,7 @@
 
 #include "graph/builder.h"
 #include "graph/recur.h"
+#include "graph/recurrence.h"
 #include "model/weights.h"
 
 namespace kvg {
@@ -10,8 +11,9 @@ namespace kvg {
 struct state_block {
     const model & of;
     uint32_t layer;
-    recur_op & op;
-    bool gives; // false where only the states matter
+    recurrence & op;
+    recur_op * own; // the same, of recur_kind::own; nullptr: it is of another kind
+    bool gives;     // false where only the states matter
 
     // x: (n_embd, n_tokens), normed. Returns what the output matrix takes, (v_width or n_channels, n_tokens); nullptr: nothing
     ggml_tensor * build(builder & b, ggml_tensor * x) const;
