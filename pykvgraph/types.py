@@ -36,6 +36,8 @@ class ModelInfo:
     encodes: bool
     n_classes: int = 0
     classifies_by_mean: bool = False
+    n_draft_heads: int = 0
+    has_draft_head: bool = False
     kept_on_cpu: tuple[str, ...] = ()
 
 

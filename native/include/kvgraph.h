@@ -175,6 +175,8 @@ typedef struct kvg_model_info {
         encodes; /* 1: an encoder: a text is decoded in one call, nothing of it stays in the cache, and there are no logits */
     int64_t n_classes;          /* scores that a text gets by kvg_classify; 0: the model has no classifier */
     int32_t classifies_by_mean; /* 1: by the mean of a text's states; 0: by one, an encoder's first, another's last */
+    int32_t n_draft_heads;      /* of the layers the last ones are draft heads: 0, or 1 where they were asked for */
+    int32_t has_draft_head;     /* 1: the file has a draft head that can be used here, whether it was asked for or not */
     const char * kept_on_cpu; /* why the CPU multiplies matrices of layers on another device: a line for each; NULL for none */
 } kvg_model_info;
 
@@ -197,6 +199,9 @@ typedef struct kvg_model_params {
        there. */
     int64_t layer_begin;
     int64_t layer_end;
+    int32_t
+        draft_heads; /* 1: the model's own draft head is one more layer, with cells of its own, for kvg_draft. KVG_UNSUPPORTED for a file
+                            that has none, and for a stage */
 } kvg_model_params;
 
 KVG_API kvg_status kvg_model_load(const char * path, const kvg_model_params * params, kvg_model ** out);
@@ -401,6 +406,23 @@ KVG_API kvg_status kvg_decode(kvg_context * context, const kvg_batch * batch, kv
 
 /* Decodes one token at the end of a sequence, at its last position + 1, as an output. Otherwise as kvg_decode. */
 KVG_API kvg_status kvg_append(kvg_context * context, int64_t seq, int64_t token, kvg_output * output);
+
+/* Texts for which tokens are drafted. */
+typedef struct kvg_draft_request {
+    size_t struct_size;
+    int64_t n;                /* texts */
+    const int32_t * seq;      /* (n): their sequences, all different */
+    const int32_t * token;    /* (n): the last token of each, which is not decoded yet */
+    const int32_t * n_tokens; /* (n): how many tokens to draft, 0 to `most` */
+    int64_t most;
+    int32_t * drafted; /* (n, most): set by the call; -1 behind the last one */
+} kvg_draft_request;
+
+/* Drafts tokens that may follow texts, by the model's own draft head: the likeliest one behind each text, and then behind that one. Fewer for
+   a text whose last state is not known: that of the last tokens of a decode is, until others take its place. Cells are needed for all tokens
+   but no longer than the call; apart from that it is as kvg_decode. output: rows of the head's logits and states, one for each drafted token:
+   first the first ones of all texts, then the second ones; no scores; NULL: not wanted. KVG_UNSUPPORTED without a draft head. */
+KVG_API kvg_status kvg_draft(kvg_context * context, const kvg_draft_request * request, kvg_output * output);
 
 /* The scores of n texts by the model's classifier. states: what each text's states were pooled into, (n, n_embd); scores:
    (n, n_classes). KVG_UNSUPPORTED for a model without classifier. */

@@ -170,6 +170,18 @@ class KvgDeviceInfo(Structure):
     )
 
 
+class KvgDraftRequest(Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("n", c_int64),
+        ("seq", POINTER(c_int32)),
+        ("token", POINTER(c_int32)),
+        ("n_tokens", POINTER(c_int32)),
+        ("most", c_int64),
+        ("drafted", POINTER(c_int32)),
+    )
+
+
 class KvgGgufKv(Structure):
     _fields_ = (
         ("struct_size", c_size_t),
@@ -353,6 +365,8 @@ class KvgModelInfo(Structure):
         ("encodes", c_int32),
         ("n_classes", c_int64),
         ("classifies_by_mean", c_int32),
+        ("n_draft_heads", c_int32),
+        ("has_draft_head", c_int32),
         ("kept_on_cpu", c_char_p),
     )
 
@@ -379,6 +393,7 @@ class KvgModelParams(Structure):
         ("n_overrides", c_int64),
         ("layer_begin", c_int64),
         ("layer_end", c_int64),
+        ("draft_heads", c_int32),
     )
 
 
@@ -461,6 +476,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "kvg_context_params": KvgContextParams,
     "kvg_context_part": KvgContextPart,
     "kvg_device_info": KvgDeviceInfo,
+    "kvg_draft_request": KvgDraftRequest,
     "kvg_gguf_kv": KvgGgufKv,
     "kvg_gguf_tensor": KvgGgufTensor,
     "kvg_group_info": KvgGroupInfo,
@@ -511,6 +527,7 @@ STATUS_FUNCTIONS = (
     "kvg_plan_get_part",
     "kvg_decode",
     "kvg_append",
+    "kvg_draft",
     "kvg_classify",
     "kvg_undo_decode",
     "kvg_take_spans",
@@ -677,6 +694,8 @@ def declare(lib: CDLL) -> None:
     lib.kvg_decode.restype = c_int32
     lib.kvg_append.argtypes = [c_void_p, c_int64, c_int64, POINTER(KvgOutput)]
     lib.kvg_append.restype = c_int32
+    lib.kvg_draft.argtypes = [c_void_p, POINTER(KvgDraftRequest), POINTER(KvgOutput)]
+    lib.kvg_draft.restype = c_int32
     lib.kvg_classify.argtypes = [c_void_p, POINTER(c_float), c_int64, POINTER(c_float)]
     lib.kvg_classify.restype = c_int32
     lib.kvg_undo_decode.argtypes = [c_void_p]

@@ -22,6 +22,7 @@ from pykvgraph.checks import Integers, flag, integer, integers, native_path, sho
 from pykvgraph.context.auto_n_ctx import fitting_n_ctx, fitting_tier, refusal_with_advice
 from pykvgraph.context.batch import Batch
 from pykvgraph.context.document import Document, read_document, require_holdable
+from pykvgraph.context.draft_tokens import DraftedText, draft_tokens
 from pykvgraph.context.hidden import checked_hidden
 from pykvgraph.errors import DeviceError, InvalidArgumentError, KVGraphError
 from pykvgraph.kv_cache.cache import KVCache
@@ -268,6 +269,21 @@ class Context(Closable):
         one token, but with less overhead. Raises what decode() raises.
         """
         return self._handle.call(self._append, integer(seq, "seq"), integer(token, "token")).logits
+
+    def draft(self, texts: Iterable[DraftedText | tuple[int, int, int]]) -> list[list[int]]:
+        """For each text the tokens that may follow it, as the model's own draft head guesses them.
+
+        texts: of each its sequence, its last token, which is not decoded yet, and how many tokens to draft.
+        There are fewer, or none, where the hidden state behind the last decoded token isn't known any more:
+        those of some hundred tokens are, which a decode had outputs for or ended with. Takes cells for as
+        long as the call takes; the cache is as it was. What it drafts may be wrong: decode it to know.
+
+        Raises UnsupportedError for a model without a draft head (Model(draft_heads=True)),
+        InvalidArgumentError for a sequence or token that there isn't, or more tokens than n_batch,
+        CacheFullError when there are too few empty cells, and DeviceError as decode() does.
+        """
+        wanted = [DraftedText(*text) for text in texts]
+        return self._handle.call(draft_tokens, wanted)
 
     def logits(self) -> npt.NDArray[np.float32]:
         """The last decode's logits, float32 (n_outputs, n_vocab), one row per output in batch order; a copy.

@@ -181,7 +181,7 @@ def read_model_info(pointer: int, function: Any) -> ModelInfo:
     del values["layer_begin"], values["layer_end"]  # read_stage
     texts = {"arch": _text(info.arch), "device": _text(info.device)}
     kept = tuple(_text(info.kept_on_cpu).splitlines()) if info.kept_on_cpu else ()
-    flags = {name: bool(getattr(info, name)) for name in ("encodes", "classifies_by_mean")}
+    flags = {name: bool(getattr(info, name)) for name in ("encodes", "classifies_by_mean", "has_draft_head")}
     return ModelInfo(**{**values, **texts, **flags, "kept_on_cpu": kept})
 
 

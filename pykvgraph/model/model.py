@@ -47,11 +47,14 @@ class Model(Closable):
     of keys that it hasn't, {"tokenizer.ggml.add_bos_token": False}; a bool, an int, a float or a str each, of
     the type that the file has there (docs/overrides.md). layers: a range: this process has these layers
     alone, as a stage of a pipeline (docs/streams.md); None: all. The first stage has the token embeddings,
-    too, and the last one the output.
+    too, and the last one the output. draft_heads: whether the model's own draft head (MTP) is there, for an
+    engine's drafts (docs/many-requests.md); it takes weights and cells like one more layer.
 
     Attributes. path: the absolute path. arch: the architecture's name in the file. device: the names of the
     devices that the layers are on, separated by commas. layer_devices: the device of each layer, and last
-    that of the output; "" for what another stage has. n_layer: number of layers. stage: the range of those
+    that of the output; "" for what another stage has. n_layer: number of layers, with the draft head.
+    n_draft_heads: of the layers the last ones are draft heads, 0 or 1. has_draft_head: whether the file has
+    one that can be used here. stage: the range of those
     that are here. n_embd: size of a hidden state. n_head, n_head_kv,
     head_dim: query heads, heads of K and V, and size of a head, each the largest of any layer. layers: a
     LayerSpec for each layer. n_vocab: number of logits per token, which can be more than the tokenizer has
@@ -80,8 +83,9 @@ class Model(Closable):
         tensor_split: Sequence[float] | None = ModelParams.tensor_split,
         kv_overrides: Overrides | None = ModelParams.kv_overrides,
         layers: range | None = ModelParams.layers,
+        draft_heads: bool = ModelParams.draft_heads,
     ) -> None:
-        given = ModelParams(device, n_gpu_layers, tensor_split, kv_overrides, layers)
+        given = ModelParams(device, n_gpu_layers, tensor_split, kv_overrides, layers, draft_heads)
         self.kv_overrides = dict(given.kv_overrides or {})
         self._where = {field.name: getattr(given, field.name) for field in fields(given)}
         params = given.native()
@@ -111,6 +115,8 @@ class Model(Closable):
         self.encodes = info.encodes
         self.n_classes = info.n_classes
         self.classifies_by_mean = info.classifies_by_mean
+        self.n_draft_heads = info.n_draft_heads
+        self.has_draft_head = info.has_draft_head
         self.kept_on_cpu = info.kept_on_cpu
         for reason in self.kept_on_cpu:
             _log.warning("%s; the CPU does", reason)

@@ -79,6 +79,7 @@ class ModelParams:
     tensor_split: Sequence[float] | None = None
     kv_overrides: Overrides | None = None
     layers: range | None = None
+    draft_heads: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.device, str) or not self.device.isascii() or "\0" in self.device:
@@ -91,6 +92,7 @@ class ModelParams:
             tensor_split=_shares(self.tensor_split),
             kv_overrides=checked_overrides(self.kv_overrides),
             layers=None if self.layers is None else _stage(self.layers),
+            draft_heads=flag(self.draft_heads, "draft_heads"),
         )
 
     def native(self) -> KvgModelParams:
@@ -107,6 +109,7 @@ class ModelParams:
             n_overrides=len(overrides),
             layer_begin=layers.start,
             layer_end=layers.stop,
+            draft_heads=self.draft_heads,
         )
 
 

@@ -25,18 +25,20 @@ def plan_memory(
     tensor_split: Sequence[float] | None = ModelParams.tensor_split,
     kv_overrides: Overrides | None = ModelParams.kv_overrides,
     layers: range | None = ModelParams.layers,
+    draft_heads: bool = ModelParams.draft_heads,
     adapters: Iterable[str | os.PathLike[str]] = (),
     **context: Any,
 ) -> tuple[DevicePart, ...]:
     """The memory that a Model and a Context with these arguments would use on each device, the CPU last.
 
-    path, device, n_gpu_layers, tensor_split, kv_overrides, layers: as Model takes them. adapters: files of
-    LoRA adapters that take part; graphs are larger with them, and their own matrices are not counted.
+    path, device, n_gpu_layers, tensor_split, kv_overrides, layers, draft_heads: as Model takes them.
+    adapters: files of LoRA adapters that take part; graphs are larger with them, and their own matrices are
+    not counted.
     context: the other keyword arguments of Context (n_ctx, type_k, ...). No weights are loaded and no cache
     is allocated. Raises what Model, model.load_adapter() and Context raise, except DeviceError for a device
     with too little memory.
     """
-    model_params = ModelParams(device, n_gpu_layers, tensor_split, kv_overrides, layers)
+    model_params = ModelParams(device, n_gpu_layers, tensor_split, kv_overrides, layers, draft_heads)
     context_params = ContextParams(**context)
     with GgufFile(path, kv_overrides=kv_overrides) as file:
         n_params = file.model_info().n_params

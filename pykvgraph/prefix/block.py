@@ -38,6 +38,8 @@ def root_key(ctx: Context, salt: bytes = b"", digest: bytes | None = None) -> by
         "swa_full": ctx.swa_full,
         "types": types,
     }
+    if ctx.model.n_draft_heads:  # its K and V lie beside those of the layers
+        stored["draft_heads"] = ctx.model.n_draft_heads
     if ctx.model.kv_overrides:
         stored["kv_overrides"] = ctx.model.kv_overrides
     described = json.dumps(stored, sort_keys=True).encode()

@@ -28,7 +28,9 @@ from support.models import N_VOCAB
 
 
 def add_metadata(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
-    writer.add_block_count(spec.n_layer)
+    writer.add_block_count(spec.n_block)
+    if spec.draft_head:
+        writer.add_nextn_predict_layers(1)
     writer.add_context_length(spec.n_ctx_train)
     writer.add_embedding_length(spec.n_embd)
     widths = [spec.n_ff_of(layer) * spec.feeds(layer) for layer in range(spec.n_layer)]

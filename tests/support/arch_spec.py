@@ -279,16 +279,25 @@ class ArchSpec:
     n_classes: int = 0  # of a reranker
     class_hidden: bool = True  # whether its classifier has a matrix before the last
     class_pooling: int = -1  # what the classifier sees: llama.cpp's number
+    draft_head: bool = False  # one more layer, which guesses tokens ahead (MTP)
+    draft_output: bool = False  # whether that has embeddings, a norm and an output of its own
     silent: tuple[int, ...] = ()  # layers whose attention adds nothing: later ones know no other token
     weights: WeightType = WeightType.F32
     expert_weights: WeightType | None = None
     seed: int = 0
+
+    @property
+    def n_block(self) -> int:
+        """Layers and draft heads."""
+        return self.n_layer + self.draft_head
 
     def has_window(self, layer: int) -> bool:
         return self.window > 0 and (layer + 1) % self.period > 0
 
     def has_state(self, layer: int) -> bool:
         """All layers but every period-th, or all beside attention; Nemotron's third kind feeds forward."""
+        if layer >= self.n_layer:
+            return False
         if self.arch in NEMOTRONS:
             return bool(layer % 3 == 0)
         if self.arch == "mamba2":
@@ -305,6 +314,10 @@ class ArchSpec:
 
     def feeds(self, layer: int) -> bool:
         return self.arch not in (*NEMOTRONS, "mamba2") or (self.arch in NEMOTRONS and layer % 3 == 2)
+
+    def reads_another(self, layer: int) -> bool:
+        """Whether it reads K and V of an earlier layer."""
+        return self.n_layer - self.n_shared <= layer < self.n_layer
 
     def routes(self, layer: int) -> bool:
         """Whether the layer has experts in place of a dense feed-forward."""

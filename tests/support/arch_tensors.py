@@ -36,7 +36,7 @@ def random_tensors(spec: ArchSpec) -> Tensors:
     """Weights by GGUF name, shaped (rows, columns)."""
     random = Random(spec)
     tensors = {"token_embd.weight": random.matrix(N_VOCAB, spec.n_embd, gain=2.0)}
-    for layer in range(spec.n_layer):
+    for layer in range(spec.n_block):
         parts = _norms(random, layer)
         if spec.attends(layer):
             parts |= _latent_attention(random, layer) if spec.rank else _attention(random, layer)
@@ -51,6 +51,8 @@ def random_tensors(spec: ArchSpec) -> Tensors:
             parts |= _parts_of_gemma4(random, layer)
         elif spec.arch == "gemma3n":
             parts |= altup_layer(random)
+        if layer >= spec.n_layer:
+            parts |= _draft_head(random)
         tensors |= {f"blk.{layer}.{name}": tensor for name, tensor in parts.items()}
     is_first = spec.arch in (*SHORT_CONV, *BERTS)
     last = "enc.output_norm.weight" if spec.arch == "neo-bert" else "output_norm.weight"
@@ -78,6 +80,23 @@ def random_tensors(spec: ArchSpec) -> Tensors:
 
 def _has_norm_biases(spec: ArchSpec) -> bool:
     return spec.arch in NORM_BIASES or (spec.arch == "mpt" and spec.biases)
+
+
+def _draft_head(random: Random) -> Tensors:
+    """What a draft head has beside its layer."""
+    n = random.spec.n_embd
+    parts: Tensors = {
+        "nextn.eh_proj.weight": random.matrix(n, 2 * n, gain=1.5),
+        "nextn.enorm.weight": random.norm(n),
+        "nextn.hnorm.weight": random.norm(n),
+    }
+    if random.spec.draft_output:
+        parts |= {
+            "nextn.embed_tokens.weight": random.matrix(N_VOCAB, n, gain=2.0),
+            "nextn.shared_head_norm.weight": random.norm(n),
+            "nextn.shared_head_head.weight": random.matrix(N_VOCAB, n, gain=3.0),
+        }
+    return parts
 
 
 def _frame_of_encoder(random: Random) -> Tensors:
@@ -132,7 +151,7 @@ def _attention(random: Random, layer: int) -> Tensors:
     v = random.matrix(kv_rows, spec.n_embd)
     split: Tensors = {"attn_q.weight": q, "attn_k.weight": k, "attn_v.weight": v}
     parts: Tensors = {"attn_qkv.weight": np.concatenate([q, k, v])} if spec.fused else split
-    if layer >= spec.n_layer - spec.n_shared and not spec.spare_kv and not spec.fused:
+    if spec.reads_another(layer) and not spec.spare_kv and not spec.fused:
         parts = {"attn_q.weight": q}
     elif spec.v_of_k:
         del parts["attn_v.weight"]
@@ -201,7 +220,7 @@ def _norms(random: Random, layer: int) -> Tensors:
         names |= {"attn_q_norm": spec.n_head * head_dim, "attn_k_norm": spec.n_head_kv * head_dim}
     if spec.arch in HEAD_NORMS and spec.attends(layer):
         names["attn_q_norm"] = head_dim
-        if layer < spec.n_layer - spec.n_shared or spec.spare_kv:
+        if not spec.reads_another(layer) or spec.spare_kv:
             names["attn_k_norm"] = head_dim
     if spec.arch == "deci" and layer % 3 == 2:
         del names["attn_norm"]

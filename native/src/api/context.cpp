@@ -70,26 +70,34 @@ kvg_status kvg_plan_get_part(const kvg_plan * plan, int64_t index, kvg_context_p
 
 double kvg_context_graph_seconds(const kvg_context * context) { return context ? context->context.graph_seconds() : 0.0; }
 
-// Calls decode(step, output), which returns the rows that it wrote.
+// Calls decode(context, output), which returns the rows that it wrote.
 template <class F> static kvg_status with_output(kvg_context * context, kvg_output * output, F && decode) {
     return on_context(context, [&](class context & c) {
         if (!output) {
-            decode(c.step(), nullptr);
+            decode(c, nullptr);
             return;
         }
         kvg_output & out = need_struct(output, "output");
         out.n_written = -1;
-        out.n_written = decode(c.step(), &out);
+        out.n_written = decode(c, &out);
     });
 }
 
 kvg_status kvg_decode(kvg_context * context, const kvg_batch * batch, kvg_output * output) {
-    return with_output(context, output,
-                       [&](step & step, const kvg_output * out) { return step.decode(need_struct(batch, "batch"), out); });
+    return with_output(context, output, [&](class context & c, const kvg_output * out) {
+        return c.step().decode(need_struct(batch, "batch"), out);
+    });
 }
 
 kvg_status kvg_append(kvg_context * context, int64_t seq, int64_t token, kvg_output * output) {
-    return with_output(context, output, [&](step & step, const kvg_output * out) { return step.append(seq, token, out); });
+    return with_output(context, output,
+                       [&](class context & c, const kvg_output * out) { return c.step().append(seq, token, out); });
+}
+
+kvg_status kvg_draft(kvg_context * context, const kvg_draft_request * request, kvg_output * output) {
+    return with_output(context, output, [&](class context & c, const kvg_output * out) {
+        return c.draft_step().draft(need_struct(request, "request"), out);
+    });
 }
 
 kvg_status kvg_classify(kvg_context * context, const float * states, int64_t n, float * scores) {

@@ -68,6 +68,14 @@ static std::string struct_layout() {
     FIELD(kvg_device_info, type, ",");
     FIELD(kvg_device_info, memory_free, ",");
     FIELD(kvg_device_info, memory_total, ";");
+    STRUCT(kvg_draft_request);
+    FIELD(kvg_draft_request, struct_size, ",");
+    FIELD(kvg_draft_request, n, ",");
+    FIELD(kvg_draft_request, seq, ",");
+    FIELD(kvg_draft_request, token, ",");
+    FIELD(kvg_draft_request, n_tokens, ",");
+    FIELD(kvg_draft_request, most, ",");
+    FIELD(kvg_draft_request, drafted, ";");
     STRUCT(kvg_gguf_kv);
     FIELD(kvg_gguf_kv, struct_size, ",");
     FIELD(kvg_gguf_kv, key, ",");
@@ -202,6 +210,8 @@ static std::string struct_layout() {
     FIELD(kvg_model_info, encodes, ",");
     FIELD(kvg_model_info, n_classes, ",");
     FIELD(kvg_model_info, classifies_by_mean, ",");
+    FIELD(kvg_model_info, n_draft_heads, ",");
+    FIELD(kvg_model_info, has_draft_head, ",");
     FIELD(kvg_model_info, kept_on_cpu, ";");
     STRUCT(kvg_override);
     FIELD(kvg_override, struct_size, ",");
@@ -219,7 +229,8 @@ static std::string struct_layout() {
     FIELD(kvg_model_params, overrides, ",");
     FIELD(kvg_model_params, n_overrides, ",");
     FIELD(kvg_model_params, layer_begin, ",");
-    FIELD(kvg_model_params, layer_end, ";");
+    FIELD(kvg_model_params, layer_end, ",");
+    FIELD(kvg_model_params, draft_heads, ";");
     STRUCT(kvg_score);
     FIELD(kvg_score, best, ",");
     FIELD(kvg_score, best_logprob, ",");

@@ -26,6 +26,8 @@ void kvg::fill_info(kvg_model_info & out, const hparams & h, const tensor_totals
     out.encodes = h.encodes;
     out.n_classes = h.is_last() ? h.classifier.n_classes : 0;
     out.classifies_by_mean = h.classifier.of_mean;
+    out.n_draft_heads = static_cast<int32_t>(h.n_draft_heads);
+    out.has_draft_head = h.has_draft_head;
 }
 
 void kvg::fill_layer(kvg_layer_info & out, const hparams & h, int64_t layer) {
@@ -76,7 +78,7 @@ std::shared_ptr<const model> kvg::load_model(const char * path, const kvg_model_
         request.split.assign(&need(p.tensor_split, "params->tensor_split"), p.tensor_split + p.n_split);
     }
     return std::make_shared<const model>(&need(path, "path"), request, how, overrides_of(p.overrides, p.n_overrides),
-                                         stage_request{p.layer_begin, p.layer_end});
+                                         stage_request{p.layer_begin, p.layer_end}, p.draft_heads != 0);
 }
 
 kvg_status kvg_model_load(const char * path, const kvg_model_params * params, kvg_model ** out) {

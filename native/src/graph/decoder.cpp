@@ -81,6 +81,14 @@ void decoder::make_recurs() {
     }
 }
 
+decode_shape decoder::largest_of_drafts() const {
+    decode_shape shape = largest();
+    shape.state_groups.clear();
+    shape.in_order = shape.drafts = true;
+    shape.n_outputs = shape.n_tokens;
+    return shape;
+}
+
 // Of the largest graph with so many groups of states.
 size_t decoder::max_tensors() const {
     decode_shape shape = largest();
@@ -89,8 +97,12 @@ size_t decoder::max_tensors() const {
         shape.state_groups.assign(n - 1, {1, 1});
         shape.state_groups.push_back({1, n_ubatch_ - (n - 1)});
     }
+    int n_nodes = ggml_graph_n_nodes(graph_of(shape).graph());
+    if (model_.hparams().n_draft_heads > 0) {
+        n_nodes = std::max(n_nodes, ggml_graph_n_nodes(graph_of(largest_of_drafts()).graph()));
+    }
     // leafs (weights, inputs) are counted, too, and there are fewer of them than nodes
-    return 2 * static_cast<size_t>(ggml_graph_n_nodes(graph_of(shape).graph()));
+    return 2 * static_cast<size_t>(n_nodes);
 }
 
 void decoder::make_graph_cache() {
@@ -201,13 +213,14 @@ std::vector<size_t> decoder::with_workspace(std::vector<size_t> sizes) const {
 }
 
 decode_graph & decoder::prepare(uint32_t n_tokens, uint32_t n_outputs, const std::vector<cell_span> & spans,
-                                const state_segments & segments) {
+                                const state_segments & segments, bool drafts) {
     if (segments.groups.size() > n_state_groups_) {
         wait(); // for what is computed in the memory of the graphs so far
         n_state_groups_ = 2 * static_cast<uint32_t>(segments.groups.size());
         make_graph_cache();
     }
-    decode_shape shape = {n_tokens, n_outputs, any_span_ ? largest().spans : spans, segments.groups, segments.in_order()};
+    decode_shape shape = {n_tokens,        n_outputs,           any_span_ ? largest().spans : spans,
+                          segments.groups, segments.in_order(), drafts};
     for (size_t i = 0; i < spans.size(); ++i) {
         spans_[i] = any_span_ ? spans[i] : cell_span{0, spans[i].n}; // of what the graph shows it
     }

@@ -40,9 +40,9 @@ public:
     std::vector<size_t> sizes() const;
 
     // A graph that attends to a span of each group, for its inputs to be set: one that is kept, or a new one. A mask takes n_tokens rows
-    // of its span. segments: of states on devices; empty where there are none. error(KVG_DEVICE)
+    // of its span. segments: of states on devices; empty where there are none. drafts: of the draft head alone. error(KVG_DEVICE)
     decode_graph & prepare(uint32_t n_tokens, uint32_t n_outputs, const std::vector<cell_span> & spans,
-                           const state_segments & segments);
+                           const state_segments & segments, bool drafts = false);
     // From the next graph on these take part, and no others. All or nothing. error(KVG_DEVICE)
     void adapt(std::vector<active_adapter> adapters);
     // Whether cells whose K-shift is pending may wait, because attention rotates the queries for them. It can do so where all attention
@@ -76,6 +76,7 @@ private:
     void make_recurs();
     std::vector<state_group> most_states(uint32_t n_tokens) const;
     decode_shape largest() const { return shape_of(n_ubatch_); }
+    decode_shape largest_of_drafts() const;
     decode_shape shape_of(uint32_t n_tokens) const;
     [[noreturn]] void fail_without_memory() const;
     decode_graph graph_of(const decode_shape & shape) const;

@@ -68,29 +68,47 @@ std::string decode_graph::refused_by(ggml_backend_dev_t device) const {
     return names;
 }
 
-void decode_graph::add_inputs() {
+// Whether anything of a layer is in this graph.
+bool decode_graph::computes(const layer_spec & layer) const {
+    const struct hparams & h = model_.hparams();
+    return !shape_.drafts || h.is_draft_head(static_cast<uint32_t>(&layer - h.layers.data()));
+}
+
+void decode_graph::add_token_inputs() {
     const uint32_t n = shape_.n_tokens;
     const struct hparams & h = model_.hparams();
     if (h.is_first()) {
         tokens = builder_.input("tokens", GGML_TYPE_I32, n, 1);
-    } else {
+    }
+    if (!h.is_first() || h.n_draft_heads > 0) {
         hidden = builder_.input("hidden", GGML_TYPE_F32, h.n_embd, n);
     }
+    if (h.n_draft_heads > 0 && !shape_.drafts) {
+        previous = builder_.input("previous", GGML_TYPE_I32, n, 1);
+    }
+}
+
+void decode_graph::add_inputs() {
+    add_token_inputs();
+    const uint32_t n = shape_.n_tokens;
+    const struct hparams & h = model_.hparams();
     const std::vector<layer_spec> & layers = h.layers;
-    const auto rotates = [](const layer_spec & l) { return l.attends() && l.rope.n_rot > 0; };
+    const auto rotates = [&](const layer_spec & l) { return computes(l) && l.attends() && l.rope.n_rot > 0; };
     if ((h.learned_positions && h.is_first()) || std::any_of(layers.begin(), layers.end(), rotates)) {
         positions = builder_.input("positions", GGML_TYPE_I32, n, 1); // what is in no graph has no memory
     }
     const auto is_tempered = [&](const layer_spec & l) {
-        return l.tempered && l.attends() && gives(static_cast<uint32_t>(&l - layers.data()));
+        return computes(l) && l.tempered && l.attends() && gives(static_cast<uint32_t>(&l - layers.data()));
     };
     if (std::any_of(layers.begin(), layers.end(), is_tempered)) {
         temperatures = builder_.input("temperatures", GGML_TYPE_F32, 1, 1, n);
     }
     for (size_t i = 0; i < shape_.spans.size(); ++i) {
         const std::vector<uint32_t> & members = cache_.groups()[i].layers();
-        const bool attends = !members.empty() && gives(members.front());
-        groups.push_back({members.empty() ? nullptr : builder_.input("cells", GGML_TYPE_I64, n, 1),
+        const bool is_used = std::any_of(members.begin(), members.end(), [&](uint32_t il) { return computes(layers[il]); });
+        const bool attends =
+            std::any_of(members.begin(), members.end(), [&](uint32_t il) { return computes(layers[il]) && gives(il); });
+        groups.push_back({is_used ? builder_.input("cells", GGML_TYPE_I64, n, 1) : nullptr,
                           attends ? builder_.input("mask", GGML_TYPE_F16, shape_.spans[i].n, n) : nullptr});
     }
     for (const state_group & group : shape_.state_groups) {
@@ -107,7 +125,10 @@ void decode_graph::add_inputs() {
 }
 
 // Whether anything after the layer's cells and states matters.
-bool decode_graph::gives(uint32_t layer) const { return layer < model_.hparams().last_owner() || shape_.n_outputs > 0; }
+bool decode_graph::gives(uint32_t layer) const {
+    const struct hparams & h = model_.hparams();
+    return h.is_draft_head(layer) ? shape_.drafts : layer < h.last_owner() || shape_.n_outputs > 0;
+}
 
 // nullptr: the layer's cells are read where they lie, or it doesn't attend
 const row_turn * decode_graph::turn_of(uint32_t layer) const {
@@ -132,7 +153,7 @@ ggml_tensor * decode_graph::attend(ggml_tensor * x, uint32_t layer) {
         .build(builder_, x);
 }
 
-// In the last layer only the rows that were asked for.
+// In the last layer only the rows that were asked for. Behind it a draft head needs all of them.
 ggml_tensor * decode_graph::asked(ggml_tensor * x, uint32_t layer) {
     return layer + 1 == model_.hparams().n_layer() ? ggml_get_rows(builder_.ctx(), x, outputs) : x;
 }
@@ -280,11 +301,10 @@ ggml_tensor * decode_graph::embedded() {
     return ggml_set_name(x, "embedded");
 }
 
-void decode_graph::add_logits() {
+void decode_graph::add_logits(ggml_tensor * output, ggml_tensor * scale) {
     builder & b = builder_;
     const struct hparams & h = model_.hparams();
-    const role_tensors & w = model_.frame();
-    logits = b.linear(embd, w[role::output], nullptr, w[role::output_bias]);
+    logits = b.linear(embd, output, scale, model_.frame()[role::output_bias]);
     logits = h.logit_scale == 1.0f ? logits : ggml_scale(b.ctx(), logits, h.logit_scale);
     if (h.final_soft_cap > 0.0f) {
         logits = capped(b, logits, h.final_soft_cap);
@@ -292,11 +312,84 @@ void decode_graph::add_logits() {
     ggml_set_output(ggml_set_name(logits, "logits"));
 }
 
-void decode_graph::build() {
+// What a draft head makes of each token and the state before it, (n_embd, n_tokens): its layer begins with that.
+ggml_tensor * decode_graph::draft_begin(ggml_tensor * before) {
+    builder & b = builder_;
+    const struct hparams & h = model_.hparams();
+    const role_tensors & w = model_.layers().back();
+    ggml_tensor * own = w[role::draft_embd];
+    ggml_tensor * x = b.embeddings(own ? own : model_.frame()[role::token_embd], tokens);
+    b.wish(own ? cpu_device() : model_.embedding_device());
+    x = norm_of_model(b, h, x, w[role::draft_embd_norm], nullptr);
+    before = norm_of_model(b, h, before, w[role::draft_state_norm], nullptr);
+    x = b.linear(ggml_concat(b.ctx(), x, before, 0), w[role::draft_in], w.scale(role::draft_in), nullptr);
+    b.wish(model_.placement().layer(h.n_layer() - 1));
+    return x;
+}
+
+// The tokens get K and V in a draft head's cells, too: drafts behind them attend to these.
+void decode_graph::add_draft_cells() {
+    builder & b = builder_;
+    ggml_tensor * before = ggml_concat(b.ctx(), hidden, normed, 1);
+    before = ggml_get_rows(b.ctx(), before, previous);
+    b.wish(model_.placement().output());
+    layer(draft_begin(before), model_.hparams().n_layer() - 1);
+}
+
+void decode_graph::add_draft() {
+    builder & b = builder_;
+    const struct hparams & h = model_.hparams();
+    const role_tensors & w = model_.layers().back();
+    const role_tensors & of_model = model_.frame();
+    ggml_tensor * x = layer(draft_begin(hidden), h.n_layer() - 1);
+    ggml_tensor * own_norm = w[role::draft_norm];
+    embd = norm_of_model(b, h, x, own_norm ? own_norm : of_model[role::output_norm],
+                         own_norm ? nullptr : of_model[role::output_norm_bias]);
+    ggml_set_output(ggml_set_name(embd, "embedding"));
+    ggml_tensor * own = w[role::draft_output];
+    add_logits(own ? own : of_model[role::output], own ? w.scale(role::draft_output) : nullptr);
+    b.wish(own ? model_.placement().layer(h.n_layer() - 1) : model_.placement().output());
+    b.root(logits);
+}
+
+// x: what the last layer gives, of the tokens that were asked for; with a draft head of all.
+void decode_graph::add_outputs(ggml_tensor * x) {
     builder & b = builder_;
     const struct hparams & h = model_.hparams();
     const role_tensors & w = model_.frame();
+    x = h.n_altup > 0 ? altup_merged(b, model_, x) : x;
+    x = norm_of_model(b, h, x, w[role::output_norm], w[role::output_norm_bias]);
+    if (h.n_draft_heads > 0) {
+        normed = ggml_set_name(x, "normed");
+        ggml_set_output(normed);
+        b.wish(model_.placement().output());
+        b.root(normed);
+        add_draft_cells();
+        if (!outputs) {
+            return;
+        }
+        x = ggml_get_rows(b.ctx(), x, outputs);
+    }
+    embd = x;
+    if (w[role::dense_in]) {
+        embd = b.product(b.product(embd, w[role::dense_in]), w[role::dense_out]);
+    }
+    ggml_set_output(ggml_set_name(embd, "embedding"));
+    if (h.gives_logits()) {
+        add_logits(w[role::output], nullptr);
+    }
+    b.wish(model_.placement().output());
+    b.root(h.gives_logits() ? logits : embd);
+}
+
+void decode_graph::build() {
+    builder & b = builder_;
+    const struct hparams & h = model_.hparams();
     add_inputs();
+    if (shape_.drafts) {
+        add_draft();
+        return;
+    }
     ggml_tensor * x = h.is_first() ? embedded() : hidden;
     if (h.n_embd_layer > 0) {
         layer_embeddings_ = layer_embeddings(b, model_, tokens, x);
@@ -305,7 +398,7 @@ void decode_graph::build() {
         x = altup_states(b, model_, x);
         b.wish(model_.placement().layer(0));
     }
-    for (uint32_t il = h.here.begin; il < h.here.end; ++il) {
+    for (uint32_t il = h.here.begin; il < h.here.end - h.n_draft_heads; ++il) {
         x = h.n_altup > 0 ? layer_of_states(x, il) : layer(x, il);
         if (!x) {
             return;
@@ -318,17 +411,7 @@ void decode_graph::build() {
         b.root(embd);
         return;
     }
-    x = h.n_altup > 0 ? altup_merged(b, model_, x) : x;
-    embd = norm_of_model(b, h, x, w[role::output_norm], w[role::output_norm_bias]);
-    if (w[role::dense_in]) {
-        embd = b.product(b.product(embd, w[role::dense_in]), w[role::dense_out]);
-    }
-    ggml_set_output(ggml_set_name(embd, "embedding"));
-    if (h.gives_logits()) {
-        add_logits();
-    }
-    b.wish(model_.placement().output());
-    b.root(h.gives_logits() ? logits : embd);
+    add_outputs(x);
 }
 
 } // namespace kvg

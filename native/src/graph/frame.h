@@ -25,10 +25,11 @@ struct decode_shape {
     std::vector<cell_span> spans;          // that are attended, of each group
     std::vector<state_group> state_groups; // of states on devices; empty: there are none
     bool in_order;                         // tokens are in the order of these
+    bool drafts = false;                   // of the draft head alone, which guesses what follows each of the tokens
 
     bool operator==(const decode_shape & o) const {
         return n_tokens == o.n_tokens && n_outputs == o.n_outputs && spans == o.spans && state_groups == o.state_groups &&
-               in_order == o.in_order;
+               in_order == o.in_order && drafts == o.drafts;
     }
 };
 
@@ -61,8 +62,13 @@ public:
     std::string refused_by(ggml_backend_dev_t device) const;
 
     // inputs
-    ggml_tensor * tokens = nullptr;       // I32 (n_tokens); nullptr where a stage before has them
-    ggml_tensor * hidden = nullptr;       // F32 (n_embd, n_tokens): what that stage has made of them
+    ggml_tensor * tokens = nullptr; // I32 (n_tokens); nullptr where a stage before has them
+    ggml_tensor * hidden =
+        nullptr; // F32 (n_embd, n_tokens): what that stage has made of them; in a graph that drafts, and in one of
+                 // a model with a draft head, states behind tokens that come before
+    ggml_tensor * previous =
+        nullptr; // I32 (n_tokens), with a draft head: where each token's state before it is: a column of `hidden`,
+                 // or n_tokens and a token
     ggml_tensor * positions = nullptr;    // I32 (n_tokens); nullptr where nothing depends on them
     ggml_tensor * temperatures = nullptr; // F32 (1, 1, n_tokens); nullptr: none
     std::vector<group_inputs> groups;     // in the cache's order
@@ -71,6 +77,7 @@ public:
     ggml_tensor * places = nullptr;  // I32 (n_tokens): where each token of the micro-batch is in that order
     ggml_tensor * outputs = nullptr; // I32 (n_outputs): which tokens; nullptr: none, or (stages before the last) all
     // results, nullptr when there are no outputs
+    ggml_tensor * normed = nullptr; // F32 (n_embd, n_tokens): behind the final norm, of all tokens; only with a draft head
     ggml_tensor * embd = nullptr;   // F32 (n_embd, n_outputs); of a stage with another one behind it: of its last layer
     ggml_tensor * logits = nullptr; // F32 (n_vocab, n_outputs); nullptr for such a stage and an encoder, too
 
@@ -84,9 +91,15 @@ private:
     ggml_tensor * add(ggml_tensor * x, ggml_tensor * added);
     ggml_tensor * layer(ggml_tensor * x, uint32_t il);
     ggml_tensor * layer_of_states(ggml_tensor * states, uint32_t il);
+    bool computes(const layer_spec & layer) const;
+    void add_token_inputs();
     void add_inputs();
     ggml_tensor * embedded();
-    void add_logits();
+    void add_logits(ggml_tensor * output, ggml_tensor * scale);
+    ggml_tensor * draft_begin(ggml_tensor * before);
+    void add_draft_cells();
+    void add_draft();
+    void add_outputs(ggml_tensor * x);
     void build();
     bool has_few_products_of_ggml() const;
 

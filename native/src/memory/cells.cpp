@@ -282,6 +282,7 @@ void cells::move(const std::vector<cell_move> & moves) {
         each_member(taken[i].set.data(), n_words_, [&](uint32_t s) { add_seq(dst, s); });
         set_shift(dst, token.shift);
         cells_[dst].dither = token.dither;
+        cells_[dst].state_row = token.state_row;
         cells_[dst].n_holds = token.n_holds;
         swap_ids(dst, place_[token.id]);
     }

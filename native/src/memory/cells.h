@@ -28,6 +28,16 @@ template <class F> void each_member(const uint64_t * words, std::size_t n_words,
     }
 }
 
+// Whether the sets have a member in common. precondition: they are as long
+inline bool meets(const seq_set & a, const seq_set & b) {
+    for (std::size_t w = 0; w < a.size(); ++w) {
+        if (a[w] & b[w]) {
+            return true;
+        }
+    }
+    return false;
+}
+
 // Neighbouring cells.
 struct cell_span {
     uint32_t begin;
@@ -73,6 +83,7 @@ struct cell {
     uint32_t id = 0;          // names the content: it moves with the content to another cell
     bool is_reserved = false; // its content is written from outside, and no sequence sees it yet
     uint8_t dither = 0;       // the dither that K carries (shift/dither.h); none when 0 (K as written) or 1 (K rotated once)
+    uint16_t state_row = 0;   // the row of the hidden state behind the token (memory/last_states.h) + 1; 0: none
 };
 
 // A cell, and sequences that leave it, as it was before.
@@ -143,6 +154,11 @@ public:
     int32_t pos(uint32_t i) const { return cells_[i].pos; }
     int32_t shift(uint32_t i) const { return cells_[i].shift; }
     uint8_t dither(uint32_t i) const { return cells_[i].dither; }
+    // A name of the content, which stays with the content when this moves to another cell; and the cell that has it.
+    uint32_t id(uint32_t i) const { return cells_[i].id; }
+    uint32_t cell_of(uint32_t id) const { return place_[id]; }
+    uint16_t state_row(uint32_t i) const { return cells_[i].state_row; }
+    void set_state_row(uint32_t i, uint16_t row) { cells_[i].state_row = row; }
     bool has_seq(uint32_t i, uint32_t seq) const { return (words(i)[seq / 64] >> (seq % 64)) & 1; }
     const uint64_t * words(uint32_t i) const { return seq_.data() + std::size_t{i} * n_words_; }
     uint32_t n_words() const { return n_words_; }

@@ -40,6 +40,8 @@ int64_t width(extent e, const hparams & h, const layer_spec * layer) {
         return 1;
     case extent::embd:
         return h.n_embd;
+    case extent::embd_twice:
+        return 2 * int64_t{h.n_embd};
     case extent::vocab:
         return h.n_vocab;
     case extent::positions:

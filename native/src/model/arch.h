@@ -148,6 +148,13 @@ enum class role {
     laurel_up,              // (laurel_rank, n_embd)
     laurel_norm,            // (n_embd)
     layer_scale,            // (1): of all that the layer returns
+    // of a draft head
+    draft_in,         // (2 n_embd, n_embd): what it begins with, of the token's embedding and the hidden state before it
+    draft_embd_norm,  // (n_embd): of the embedding
+    draft_state_norm, // (n_embd): of the hidden state
+    draft_embd,       // (n_embd, n_vocab): embeddings of its own
+    draft_norm,       // (n_embd): of what it ends with, in place of the model's
+    draft_output,     // (n_embd, n_vocab): an output of its own
     count
 };
 
@@ -169,6 +176,7 @@ private:
 enum class extent {
     one,
     embd,
+    embd_twice,
     vocab,
     positions, // that the model was trained for
     token_types,
@@ -243,6 +251,7 @@ enum class with {
     shared_expert,
     own_kv,     // with K and V of their own
     shared_kv,  // without
+    draft_head, // that guess tokens ahead
     layer_embd, // where the model has something of each layer's own for each token; for tensors of the model, too
 };
 
@@ -290,6 +299,8 @@ struct arch_recipe {
     } attending = all;
     // layers may only feed forward
     bool may_only_feed = false;
+    // files may have a draft head behind the layers, which is one more layer that attends
+    bool has_draft_head = false;
 };
 
 // error(KVG_UNSUPPORTED) with the names there are

@@ -174,6 +174,23 @@ void require_possible_heads(const gguf_file & file, const std::vector<layer_spec
     }
 }
 
+// Layers that only guess tokens ahead are the last ones. Those that are not wanted, or of a kind that no recipe runs, are left out.
+void keep_draft_heads(const gguf_file & file, hparams & h, const arch_recipe & recipe, bool wanted) {
+    const std::string tensor = strformat("blk.%u.nextn.eh_proj.weight", h.n_layer() - h.n_draft_heads);
+    h.has_draft_head = recipe.has_draft_head && h.n_draft_heads == 1 && file.find_tensor(tensor);
+    if (wanted && !h.has_draft_head) {
+        fail(KVG_UNSUPPORTED,
+             "%s has no draft head that can be used here ('%s.nextn_predict_layers' is %u): load it without draft_heads, and "
+             "use "
+             "other drafts",
+             file.path().c_str(), h.arch.c_str(), h.n_draft_heads);
+    }
+    if (!wanted) {
+        h.layers.resize(h.n_layer() - h.n_draft_heads);
+        h.n_draft_heads = 0;
+    }
+}
+
 } // namespace
 
 uint32_t hparams::last_owner() const {
@@ -193,7 +210,7 @@ uint64_t hparams::state_floats() const {
     return n;
 }
 
-hparams read_hparams(const gguf_file & file) {
+hparams read_hparams(const gguf_file & file, bool draft_heads) {
     hparams h = {};
     const auto name = file.get_string("general.architecture");
     if (!name) {
@@ -216,6 +233,7 @@ hparams read_hparams(const gguf_file & file) {
         h.rope_factors = rope_factors::by_length;
     }
     h.layers = read_layers(in, h, recipe);
+    h.n_draft_heads = in.optional("nextn_predict_layers", 0, 0, h.n_layer() - 1);
     if (recipe.read) {
         recipe.read(in, h);
     }
@@ -223,8 +241,7 @@ hparams read_hparams(const gguf_file & file) {
         fail(KVG_UNSUPPORTED, "%s: attention that is not causal ('%s.attention.causal') is not supported in architecture '%s'",
              file.path().c_str(), h.arch.c_str(), h.arch.c_str());
     }
-    // layers that only guess tokens ahead are at the end, and not used
-    h.layers.resize(h.n_layer() - in.optional("nextn_predict_layers", 0, 0, h.n_layer() - 1));
+    keep_draft_heads(file, h, recipe, draft_heads);
     require_mixing(file, h, recipe);
     require_possible_heads(file, h.layers);
     h.groups = make_groups(h.layers);

@@ -63,6 +63,8 @@ struct hparams {
     temperature_spec temperature;
     kvg::rope_factors rope_factors;
     std::vector<layer_spec> layers;
+    uint32_t n_draft_heads;         // of the layers the last ones are draft heads; 0: there are none, or they aren't wanted
+    bool has_draft_head;            // the file has one, be it wanted or not
     std::vector<group_spec> groups; // of cells
     layer_span here;                // the others are `elsewhere` (model/stage.h)
 
@@ -72,13 +74,16 @@ struct hparams {
     bool is_whole() const { return is_first() && is_last(); }
     bool gives_logits() const { return is_last() && !encodes; }
     uint32_t n_layer() const { return static_cast<uint32_t>(layers.size()); }
+    // A draft head guesses the token after the next one; what the others say is not made by it.
+    bool is_draft_head(uint32_t layer) const { return layer >= n_layer() - n_draft_heads; }
     // The last layer with K and V, or a state, of its own: where only these matter, nothing after it does.
     uint32_t last_owner() const;
     // floats of one sequence's state: of all layers, one after the other
     uint64_t state_floats() const;
 };
 
-// error(KVG_MODEL_LOAD) for missing or impossible values, error(KVG_UNSUPPORTED) for what no recipe here can run.
-hparams read_hparams(const gguf_file & file);
+// draft_heads: whether draft heads are wanted. error(KVG_MODEL_LOAD) for missing or impossible values, error(KVG_UNSUPPORTED) for what no
+// recipe here can run, also where a draft head is wanted and there is none.
+hparams read_hparams(const gguf_file & file, bool draft_heads = false);
 
 } // namespace kvg

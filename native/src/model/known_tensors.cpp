@@ -21,11 +21,12 @@ bool is_of_classifier(role r) {
            r == role::class_out_bias;
 }
 
+bool is_read_by_rows(role r) { return r == role::layer_embd || r == role::position_embd || r == role::draft_embd; }
+
 bool is_multiplied_by_adapters(const known_tensor & known) {
-    const bool by_rows = known.role == role::layer_embd || known.role == role::position_embd;
     const bool is_matrix = !known.is_vector || known.role == role::shared_router;
     return is_matrix && !known.is_scale && is_multiplied(known.role) && !is_of_heads(known.role) &&
-           !is_of_classifier(known.role) && !by_rows;
+           !is_of_classifier(known.role) && !is_read_by_rows(known.role);
 }
 
 bool is_older(const gguf_file & file, uint32_t layer) {
@@ -111,6 +112,8 @@ bool has(const hparams & h, uint32_t il, with layers) {
         return h.layers[il].kv_from == il;
     case with::shared_kv:
         return h.layers[il].kv_from != il;
+    case with::draft_head:
+        return h.is_draft_head(il);
     case with::layer_embd:
         return h.n_embd_layer > 0;
     }

@@ -55,6 +55,8 @@ bool is_multiplied(role r);
 bool is_of_heads(role r);
 // Of a classifier: ggml's own product on the CPU multiplies by it, once for each text.
 bool is_of_classifier(role r);
+// Embeddings beside those of tokens: graphs take rows of them.
+bool is_read_by_rows(role r);
 // What graphs multiply by way of builder::product() or experts(), and the embeddings of tokens.
 bool is_multiplied_by_adapters(const known_tensor & known);
 // Whether what a delta net takes and its gate are in one matrix only, as in older files of Qwen 3 Next. Newer ones may have it, too.

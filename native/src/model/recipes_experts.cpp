@@ -148,7 +148,7 @@ std::vector<arch_recipe> expert_recipes() {
                      gating_kind::sigmoid, r::always);
     llama4.rope_factors = rope_factors::of_model;
     return {
-        by_latent("deepseek2", read_deepseek2),
+        with_draft_head(by_latent("deepseek2", read_deepseek2)),
         by_latent("mistral4", read_mistral4),
         llama4,
         partial(
@@ -160,11 +160,11 @@ std::vector<arch_recipe> expert_recipes() {
                                     attention() + head_norms() + ffn_norm() + mixed + choice_bias(presence::optional),
                                     read_bailingmoe2),
                              gating_kind::sigmoid, r::always)),
-        partial(with_experts(recipe("glm4moe", neox, frame(),
-                                    attention() + optional_head_norms + ffn_norm("post_attention_norm.weight") + mixed +
-                                        choice_bias(presence::required),
-                                    read_glm4moe),
-                             gating_kind::sigmoid, r::always)),
+        with_draft_head(partial(with_experts(recipe("glm4moe", neox, frame(),
+                                                    attention() + optional_head_norms + ffn_norm("post_attention_norm.weight") +
+                                                        mixed + choice_bias(presence::required),
+                                                    read_glm4moe),
+                                             gating_kind::sigmoid, r::always))),
         with_experts(recipe("dots1", neox, frame(),
                             attention() + head_norms() + ffn_norm() + mixed + choice_bias(presence::optional), read_dots1),
                      gating_kind::sigmoid, r::always),

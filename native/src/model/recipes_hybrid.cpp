@@ -164,7 +164,7 @@ void read_delta_net(const metadata & in, hparams & h, bool in_turn) {
     const std::vector<bool> recurrent = recurrent_layers(in, h);
     for (uint32_t il = 0; il < h.n_layer(); ++il) {
         h.layers[il].gated = true;
-        if (recurrent[il]) {
+        if (recurrent[il] && !h.is_draft_head(il)) {
             make_recurrent(h.layers[il], state);
         }
     }
@@ -390,11 +390,11 @@ std::vector<arch_recipe> hybrid_recipes() {
     const auto kimi = attn_norm() + kimi_delta_net() + latent_attention() + ffn_norm() + choice_bias(presence::required) +
                       unscaled(gated() + experts() + shared_expert(presence::ignored));
     return {
-        hybrid("qwen35", neox, frame(), qwen35 + gated(), read_qwen35),
-        with_experts(hybrid("qwen35moe", neox, frame(), qwen35 + experts_beside_shared, read_qwen35moe), gating_kind::softmax,
-                     r::always),
-        with_experts(hybrid("qwen3next", neox, frame(), qwen3next + experts_beside_shared, read_qwen3next),
-                     gating_kind::softmax, r::always),
+        with_draft_head(hybrid("qwen35", neox, frame(), qwen35 + gated(), read_qwen35)),
+        with_draft_head(with_experts(hybrid("qwen35moe", neox, frame(), qwen35 + experts_beside_shared, read_qwen35moe),
+                                     gating_kind::softmax, r::always)),
+        with_draft_head(with_experts(hybrid("qwen3next", neox, frame(), qwen3next + experts_beside_shared, read_qwen3next),
+                                     gating_kind::softmax, r::always)),
         hybrid("lfm2", neox, frame("token_embd_norm.weight"), lfm2, read_lfm2),
         with_experts(hybrid("lfm2moe", neox, frame("token_embd_norm.weight"),
                             lfm2 + unscaled(experts()) + choice_bias(presence::required), read_lfm2moe),

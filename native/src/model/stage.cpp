@@ -24,6 +24,9 @@ const char * what_passes_by(const hparams & h) {
 
 void require_cut(const hparams & h, const std::string & path) {
     const char * arch = h.arch.c_str();
+    if (h.n_draft_heads > 0) {
+        fail(KVG_UNSUPPORTED, "%s: stages have no draft heads: load its layers without draft_heads", path.c_str());
+    }
     if (const char * reason = what_passes_by(h)) {
         fail(KVG_UNSUPPORTED, "%s: a model of architecture '%s' can't be cut into stages: %s; load all of its layers",
              path.c_str(), arch, reason);
@@ -47,8 +50,8 @@ void require_cut(const hparams & h, const std::string & path) {
 
 } // namespace
 
-hparams read_stage(const gguf_file & file, const stage_request & stage) {
-    hparams h = read_hparams(file);
+hparams read_stage(const gguf_file & file, const stage_request & stage, bool draft_heads) {
+    hparams h = read_hparams(file, draft_heads);
     const int64_t n_layer = h.n_layer();
     if (stage.begin == 0 && (stage.end == 0 || stage.end == n_layer)) {
         return h;

@@ -10,9 +10,9 @@
 namespace kvg {
 
 model::model(const std::string & path, const placement_request & request, loading how,
-             const std::vector<key_override> & overrides, const stage_request & stage)
+             const std::vector<key_override> & overrides, const stage_request & stage, bool draft_heads)
     : file_(path, parts::all, overrides, stage.end == 0 ? mapping::whole : mapping::directory),
-      hparams_(read_stage(file_, stage)), arch_(find_arch(hparams_.arch)),
+      hparams_(read_stage(file_, stage, draft_heads)), arch_(find_arch(hparams_.arch)),
       placement_(request, hparams_.n_layer(), hparams_.here), how_(how), totals_(check_tensors(file_, hparams_)) {
     weights_.layers.resize(hparams_.n_layer());
     map_stage();
@@ -122,7 +122,7 @@ void model::plan() {
         ggml_tensor ** target = &known.in(weights_);
         if (known.layer == FRAME && known.role == role::token_embd) {
             add_embedding(source);
-        } else if (known.role == role::layer_embd || known.role == role::position_embd) {
+        } else if (is_read_by_rows(known.role)) {
             add_read_by_rows(source, target);
         } else if (is_of_classifier(known.role)) {
             add(source, target, cpu_device(), ggml_backend_dev_buffer_type(cpu_device()));

@@ -35,9 +35,9 @@ struct adaptable {
 class model {
 public:
     // error(KVG_MODEL_LOAD), error(KVG_UNSUPPORTED), error(KVG_DEVICE) before anything is placed when a device has too little room
-    // and what read_stage() raises. stage: its layers; [0, 0): all
+    // and what read_stage() raises. stage: its layers; [0, 0): all. draft_heads: whether these are wanted
     model(const std::string & path, const placement_request & request, loading how,
-          const std::vector<key_override> & overrides = {}, const stage_request & stage = {});
+          const std::vector<key_override> & overrides = {}, const stage_request & stage = {}, bool draft_heads = false);
 
     const gguf_file & file() const { return file_; }
     const struct hparams & hparams() const { return hparams_; }

@@ -6,15 +6,6 @@
 
 namespace kvg {
 
-static bool meets(const seq_set & a, const seq_set & b) {
-    for (size_t w = 0; w < a.size(); ++w) {
-        if (a[w] & b[w]) {
-            return true;
-        }
-    }
-    return false;
-}
-
 batch::batch(const kvg_batch & in, const hparams & h, uint32_t n_batch, const kv_cache & cache)
     : in_(in), all_outputs_(!h.is_last()) {
     if (in.n_tokens < 1 || in.n_tokens > n_batch) {

@@ -159,7 +159,12 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
                                          std::move(adapters));
     upkeep_ = std::make_unique<class upkeep>(*model_, *cache_, *backends_, decoder_->can_rotate_queries(),
                                              settings.n_threads_batch, params.defrag_threshold);
-    step_ = std::make_unique<class step>(*model_, *cache_, *backends_, *decoder_, *upkeep_, settings);
+    if (h.n_draft_heads > 0) {
+        last_states_ = std::make_unique<last_states>(cache_->groups().front().cells(), h.n_embd);
+        draft_step_ =
+            std::make_unique<class draft_step>(*model_, *cache_, *backends_, *decoder_, *upkeep_, settings, *last_states_);
+    }
+    step_ = std::make_unique<class step>(*model_, *cache_, *backends_, *decoder_, *upkeep_, settings, last_states_.get());
     transfer_ = std::make_unique<class transfer>(*cache_, *upkeep_, settings.n_threads_batch);
     intake_ = std::make_unique<class intake>(*cache_);
     parts_ = list_parts(*model_, *cache_, *decoder_, *upkeep_);
@@ -217,6 +222,13 @@ void context::classify(const float * states, uint32_t n, float * scores) const {
     kvg::classify(*model_, backends_->cpu(), states, n, scores);
 }
 
+class draft_step & context::draft_step() {
+    if (!draft_step_) {
+        fail(KVG_UNSUPPORTED, "the model was loaded without a draft head: load it with draft_heads");
+    }
+    return *draft_step_;
+}
+
 void context::clear(bool data) {
     intake_->forget_all();
     upkeep_->clear(data);
@@ -245,6 +257,7 @@ const std::vector<context_part> & context::parts() {
     for (size_t i = 0; i < parts_.size(); ++i) {
         parts_[i].compute_bytes = sizes[i];
     }
+    parts_.back().compute_bytes += last_states_ ? last_states_->bytes() : 0;
     return parts_;
 }
 

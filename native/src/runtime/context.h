@@ -10,6 +10,7 @@
 #include "kvgraph.h"
 #include "memory/kv_cache.h"
 #include "model/weights.h"
+#include "runtime/draft_step.h"
 #include "runtime/incoming.h"
 #include "runtime/report.h"
 #include "runtime/step.h"
@@ -29,6 +30,8 @@ public:
     kv_cache & cache() { return *cache_; }
     class step & step() { return *step_; }
     const class step & step() const { return *step_; }
+    // error(KVG_UNSUPPORTED) for a model without a draft head
+    class draft_step & draft_step();
     class upkeep & upkeep() { return *upkeep_; }
     const class upkeep & upkeep() const { return *upkeep_; }
     class transfer & transfer() { return *transfer_; }
@@ -60,7 +63,9 @@ private:
     std::unique_ptr<kv_cache> cache_;
     std::unique_ptr<decoder> decoder_;
     std::unique_ptr<class upkeep> upkeep_;
+    std::unique_ptr<last_states> last_states_; // only with a draft head; so is draft_step_
     std::unique_ptr<class step> step_;
+    std::unique_ptr<class draft_step> draft_step_;
     std::unique_ptr<class transfer> transfer_;
     std::unique_ptr<class intake> intake_;
     std::vector<context_part> parts_;

@@ -56,11 +56,46 @@ void graph_inputs::set_states(decode_graph & graph, const state_segments & segme
     }
 }
 
+// The token that the sequences of another one had one position before it, among those of the batch from `begin` on; -1: none.
+static int64_t previous_of(const batch & batch, uint32_t i, uint32_t begin) {
+    for (uint32_t j = i; j-- > begin;) {
+        if (batch.positions()[j] == batch.positions()[i] - 1 && meets(batch.set(j), batch.set(i))) {
+            return j;
+        }
+    }
+    return -1;
+}
+
+// A token whose state before it is not known, as of a text's first one, begins with zeros.
+void graph_inputs::set_previous(decode_graph & graph, const last_states & last, const batch & batch,
+                                const micro_batch & ubatch) {
+    const auto n_embd = static_cast<size_t>(graph.hidden->ne[0]);
+    previous_ids_.clear();
+    states_.clear();
+    for (uint32_t i = ubatch.begin; i < ubatch.begin + ubatch.n; ++i) {
+        const int64_t previous = previous_of(batch, i, ubatch.begin);
+        if (previous >= 0) {
+            previous_ids_.push_back(static_cast<int32_t>(ubatch.n + previous - ubatch.begin));
+            continue;
+        }
+        const float * state = nullptr;
+        each_member(batch.set(i).data(), batch.set(i).size(),
+                    [&](uint32_t seq) { state = state ? state : last.before(seq, batch.positions()[i]); });
+        previous_ids_.push_back(static_cast<int32_t>(states_.size() / n_embd));
+        states_.resize(states_.size() + n_embd, 0.0f);
+        if (state) {
+            std::copy_n(state, n_embd, states_.end() - static_cast<std::ptrdiff_t>(n_embd));
+        }
+    }
+    ggml_backend_tensor_set(graph.previous, previous_ids_.data(), 0, previous_ids_.size() * sizeof(int32_t));
+    ggml_backend_tensor_set(graph.hidden, states_.data(), 0, states_.size() * sizeof(float));
+}
+
 void graph_inputs::set(decode_graph & graph, const kv_cache & cache, const batch & batch, const micro_batch & ubatch,
                        const reservation & reserved, const std::vector<cell_span> & spans, const state_segments & segments) {
     if (graph.tokens) {
         ggml_backend_tensor_set(graph.tokens, batch.tokens() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
-    } else {
+    } else { // of a stage
         const int64_t n_embd = graph.hidden->ne[0];
         ggml_backend_tensor_set(graph.hidden, batch.hidden() + ubatch.begin * n_embd, 0, ggml_nbytes(graph.hidden));
     }

@@ -7,6 +7,7 @@
 
 #include "graph/frame.h"
 #include "memory/kv_cache.h"
+#include "memory/last_states.h"
 #include "runtime/batch.h"
 #include "runtime/reservation.h"
 #include "runtime/seen_mask.h"
@@ -32,6 +33,9 @@ public:
     void set(decode_graph & graph, const kv_cache & cache, const batch & batch, const micro_batch & ubatch,
              const reservation & reserved, const std::vector<cell_span> & spans, const state_segments & segments);
 
+    // And where the state before each token is, in a graph of a model with a draft head that doesn't draft.
+    void set_previous(decode_graph & graph, const last_states & last, const batch & batch, const micro_batch & ubatch);
+
 private:
     void set_states(decode_graph & graph, const state_segments & segments);
     void set_temperatures(ggml_tensor * tensor, const batch & batch, const micro_batch & ubatch);
@@ -41,6 +45,8 @@ private:
     std::vector<int64_t> slot_ids_; // scratch, kept
     std::vector<float> temperatures_;
     std::vector<int32_t> output_ids_;
+    std::vector<int32_t> previous_ids_;
+    std::vector<float> states_;
 };
 
 } // namespace kvg

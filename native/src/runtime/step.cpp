@@ -1,12 +1,9 @@
 #include "runtime/step.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <limits>
 #include <utility>
-
-#include <sys/resource.h>
 
 #include "cpu/kernel.h"
 #include "error.h"
@@ -16,7 +13,6 @@
 #include "runtime/batch_checkpoints.h"
 #include "runtime/bounded.h"
 #include "runtime/state_step.h"
-#include "team.h"
 
 namespace kvg {
 
@@ -25,19 +21,6 @@ static kvg_score score_of(const float * logits, uint32_t n_vocab) {
     const softmax_parts parts = kernels_here()[0]->attend.softmax(logits, n_vocab);
     const float log_sum = std::log(parts.sum); // of what is relative to the greatest
     return {static_cast<int32_t>(parts.best), -log_sum, parts.greatest + log_sum};
-}
-
-static double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-// Of this thread: how long it had a CPU, and how often the kernel gave its CPU to somebody else. The kernel takes microseconds to tell
-// that of all threads.
-static step_cost used() {
-    rusage usage = {};
-    getrusage(RUSAGE_THREAD, &usage);
-    const auto in_seconds = [](const timeval & t) {
-        return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
-    };
-    return {seconds(), in_seconds(usage.ru_utime) + in_seconds(usage.ru_stime), usage.ru_nivcsw};
 }
 
 namespace {
@@ -91,11 +74,7 @@ int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
         check_output(batch, *output);
     }
     upkeep_.before_decode();
-    for (uint32_t il = 0; decoder_.can_rotate_queries() && il < cache_.n_layer(); ++il) {
-        if (cache_.attends(il)) {
-            decoder_.set_waiting(il, upkeep_.waiting(il));
-        }
-    }
+    upkeep_.tell_waiting(decoder_);
 
     fault_point("cells");
     reservation reserved(cache_, batch);
@@ -113,6 +92,7 @@ int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
             write_outputs(graph, *output, row);
             row += ubatch.n_outputs;
         }
+        keep_states(graph, batch, ubatch, reserved);
     }
     decoder_.wait();
     if (output && output->score) {
@@ -194,25 +174,15 @@ const decode_graph & step::compute(const batch & batch, const micro_batch & ubat
     }
     decode_graph & graph = decoder_.prepare(ubatch.n, ubatch.n_outputs, spans, segments);
     inputs_.set(graph, cache_, batch, ubatch, reserved, spans, segments);
+    if (last_) {
+        inputs_.set_previous(graph, *last_, batch, ubatch);
+    }
     if (carrier * carrier = decoder_.carrier()) {
         carrier->expect(spans, reserved.slots_of(ubatch.begin, ubatch.n));
     }
     tell_taps(batch, ubatch, reserved);
-    run(graph, ubatch.n);
+    run_.compute(graph, ubatch.n);
     return graph;
-}
-
-void step::run(const decode_graph & graph, uint32_t n_tokens) {
-    thread_choice & choice = threads_.of(n_tokens);
-    const step_cost begin = used();
-    const int n_threads = choice.next(begin.seconds);
-    const int of_team = graph.is_for_team() ? n_threads : 1;
-    const team_share team(of_team);
-    backends_.set_threads(graph.is_for_team() ? 1 : n_threads);
-    team::here().wake(of_team);
-    decoder_.compute();
-    const step_cost end = used();
-    choice.took(end.seconds, n_tokens, end - begin);
 }
 
 // One token of a sequence is not taken while the graph runs: to stop it after each layer would take longer than what it hides.
@@ -235,6 +205,29 @@ void step::tell_taps(const batch & batch, const micro_batch & ubatch, const rese
             }
         }
         each->expect(std::move(positions), std::move(cells));
+    }
+}
+
+// Those that a draft, or the next token, may begin with: behind tokens that are asked for, and behind the last one of each sequence.
+void step::keep_states(const decode_graph & graph, const batch & batch, const micro_batch & ubatch,
+                       const reservation & reserved) {
+    if (!last_) {
+        return;
+    }
+    decoder_.wait();
+    const size_t n_bytes = model_.hparams().n_embd * sizeof(float);
+    seq_set behind = cache_.groups().front().cells().make_set(); // sequences with a later token
+    for (uint32_t i = ubatch.n; i-- > 0;) {
+        const seq_set & set = batch.set(ubatch.begin + i);
+        bool is_last = false;
+        for (size_t w = 0; w < set.size(); ++w) {
+            is_last = is_last || (set[w] & ~behind[w]) != 0;
+            behind[w] |= set[w];
+        }
+        if (is_last || batch.is_output(ubatch.begin + i)) {
+            float * row = last_->put(reserved.slots(0)[ubatch.begin + i]);
+            ggml_backend_tensor_get(graph.normed, row, i * n_bytes, n_bytes);
+        }
     }
 }
 

@@ -8,11 +8,12 @@
 #include "graph/decoder.h"
 #include "kvgraph.h"
 #include "memory/kv_cache.h"
+#include "memory/last_states.h"
 #include "model/weights.h"
 #include "runtime/batch.h"
+#include "runtime/graph_run.h"
 #include "runtime/inputs.h"
 #include "runtime/reservation.h"
-#include "runtime/thread_choice.h"
 #include "runtime/upkeep.h"
 
 namespace kvg {
@@ -28,11 +29,12 @@ struct step_params {
 
 class step {
 public:
-    // The arguments must outlive this object.
+    // The arguments must outlive this object. last: gets the states of decoded tokens; nullptr: there is no draft head
     step(const model & model, kv_cache & cache, const backends & backends, decoder & decoder, upkeep & upkeep,
-         const step_params & params)
+         const step_params & params, last_states * last)
         : model_(model), cache_(cache), backends_(backends), decoder_(decoder), upkeep_(upkeep), params_(params),
-          threads_(params.n_threads, params.n_threads_batch), inputs_(model.hparams()), n_attended_(cache.groups().size()) {}
+          run_(backends, decoder, params.n_threads, params.n_threads_batch), inputs_(model.hparams()),
+          n_attended_(cache.groups().size()), last_(last) {}
 
     // returns the number of rows written to `output`
     int64_t decode(const kvg_batch & batch, const kvg_output * output);
@@ -51,6 +53,7 @@ private:
     void run(const decode_graph & graph, uint32_t n_tokens);
     void drop_checkpoints(const batch & batch, const std::vector<first_position> & firsts);
     void tell_taps(const batch & batch, const micro_batch & ubatch, const reservation & reserved);
+    void keep_states(const decode_graph & graph, const batch & batch, const micro_batch & ubatch, const reservation & reserved);
     void write_outputs(const decode_graph & graph, const kvg_output & output, size_t row) const;
     void write_scores(const kvg_output & output, size_t n_rows) const;
 
@@ -60,9 +63,10 @@ private:
     decoder & decoder_;
     upkeep & upkeep_;
     step_params params_;
-    thread_choices threads_;
+    graph_run run_;
     graph_inputs inputs_;
     std::vector<uint32_t> n_attended_;
+    last_states * last_;
     std::vector<first_position> decoded_; // what the last decode added; empty if it failed, or repaired
     cell_changes repaired_;               // what the last decode changed, if it repaired
 };

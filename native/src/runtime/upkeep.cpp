@@ -211,6 +211,14 @@ void upkeep::settle_all(kvg_update_stats & stats) {
     }
 }
 
+void upkeep::tell_waiting(decoder & decoder) {
+    for (uint32_t il = 0; decoder.can_rotate_queries() && il < cache_.n_layer(); ++il) {
+        if (cache_.attends(il)) {
+            decoder.set_waiting(il, waiting(il));
+        }
+    }
+}
+
 attend_rotations upkeep::waiting(uint32_t layer) {
     group_state & state = groups_[cache_.group_index_of(layer)];
     return state.waiting ? state.waiting->of(state.layers[cache_.owner_of(layer)]) : attend_rotations{};

@@ -47,6 +47,8 @@ public:
     const k_shift & shift(size_t group) const { return groups_[group].shift; }
     // How a layer's queries are rotated for the cells that wait. Valid until the next update.
     attend_rotations waiting(uint32_t layer);
+    // Of all layers, to the decoder, before it prepares a graph.
+    void tell_waiting(decoder & decoder);
     // Whether a device rotates K of all its cells itself; true for a device without cells.
     bool can_shift_on(ggml_backend_dev_t device) const;
 

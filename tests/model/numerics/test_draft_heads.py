@@ -1,0 +1,222 @@
+"""Draft heads of the model's own (MTP): their logits against libllama's own graph of the same file."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import where
+from support.architectures import ArchSpec
+from support.draft_referee import draft_referee
+from support.engines import open_context, random_ids
+from support.judge import FLOOR, nmse
+from support.kept_graphs import grow_graphs
+from support.models import N_VOCAB, WeightType
+from support.planned import beside, decode_apart
+
+import pykvgraph as kvg
+from pykvgraph._native.ffi import KvgOutput
+from pykvgraph._native.library import sized
+from pykvgraph.context.draft_tokens import DraftedText, draft_tokens
+
+Architecture = Callable[[ArchSpec], Path]
+
+SPECS = [
+    ArchSpec("qwen35", 4, period=4, state_heads=4, n_rot=8, n_head=8, draft_head=True),
+    ArchSpec("qwen35", 4, period=2, state_heads=4, fused=True, draft_head=True, draft_output=True),
+    ArchSpec("qwen35moe", 4, period=4, state_heads=4, n_expert=8, n_ff_shared=48, draft_head=True),
+    ArchSpec("qwen3next", 4, period=4, state_heads=4, n_expert=8, n_ff_shared=48, draft_head=True),
+    ArchSpec("glm4moe", n_rot=16, n_expert=8, n_ff_shared=96, biases=True, draft_head=True),
+    ArchSpec("glm4moe", n_rot=16, n_expert=8, n_ff_shared=96, draft_head=True, draft_output=True),
+    ArchSpec("deepseek2", n_head_kv=1, rank=32, q_rank=48, n_expert=8, n_ff_shared=96, draft_head=True),
+]
+N_DRAFTED = 4
+
+
+@pytest.fixture(params=SPECS, ids=str)
+def path(request: pytest.FixtureRequest, architecture: Architecture) -> Path:
+    return architecture(request.param)
+
+
+@pytest.fixture(params=SPECS[:1] + SPECS[4:5], ids=str)
+def any_path(request: pytest.FixtureRequest, architecture: Architecture) -> Path:
+    """With a state in some layers, and without."""
+    return architecture(request.param)
+
+
+def load(path: Path) -> kvg.Model:
+    return kvg.Model(path, device=where.device, draft_heads=True)
+
+
+def head_logits(ctx: kvg.Context, texts: Sequence[DraftedText]) -> tuple[list[list[int]], Any]:
+    """What is drafted, and the head's rows of logits: those of the first tokens, then of the second ones."""
+    n = sum(text.n for text in texts)
+    rows = np.full((n, ctx.model.n_vocab), np.nan, np.float32)
+    output = sized(KvgOutput, logits=rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float)), n_rows=n)
+    return ctx._handle.call(draft_tokens, list(texts), output), rows
+
+
+def decode(ctx: kvg.Context, ids: Sequence[int], pos: int, seq: int = 0, *, chunk: int = 1000) -> None:
+    for begin in range(0, len(ids), chunk):
+        batch = kvg.Batch()
+        batch.extend(ids[begin : begin + chunk], pos + begin, (seq,), "last")
+        ctx.decode(batch)
+
+
+def test_logits_are_libllamas(path: Path) -> None:
+    text = random_ids(100, N_VOCAB)
+    with load(path) as model, open_context(model, n_ctx=256, n_batch=64, n_ubatch=16) as ctx:
+        assert model.n_draft_heads == 1
+        decode(ctx, text[:60], 0, chunk=40)  # over micro-batches and batches
+        decode(ctx, text[60:-1], 60, chunk=1)
+        drafts, ours = head_logits(ctx, [DraftedText(0, text[-1], N_DRAFTED)])
+        assert ctx.kv.seq_pos_max(0) == len(text) - 2
+        assert ctx.kv.n_free == 256 - len(text) + 1
+        again, same = head_logits(ctx, [DraftedText(0, text[-1], N_DRAFTED)])
+    assert drafts == again and np.array_equal(ours, same)
+    assert drafts == [ours.argmax(axis=1).tolist()]
+    theirs = {}
+    for flash in (False, True):
+        with draft_referee(path, flash=flash) as libllama:
+            theirs[flash] = libllama.draft_logits(text, drafts[0])
+    allowed = max(FLOOR, 2 * nmse(theirs[True], theirs[False]))
+    assert nmse(ours, theirs[False]) <= where.rule(allowed)
+
+
+def test_edits_forks_and_defrag_carry_the_heads_cells_over(any_path: Path) -> None:
+    """A text between holes, forked, moved and gone back to, beside the same text alone in a cache."""
+    text, other = random_ids(70, N_VOCAB, 1), random_ids(30, N_VOCAB, 2)
+    options: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "n_ctx": 256, "n_batch": 128}
+    with load(any_path) as model:
+        with open_context(model, **options) as ctx:
+            decode(ctx, text[:-1], 0)
+            _, alone = head_logits(ctx, [DraftedText(0, text[-1], 3)])
+        with open_context(model, n_seq_max=4, **options) as ctx:
+            decode(ctx, other, 0, 1)
+            decode(ctx, text[:40], 0, 0)
+            decode(ctx, other, len(other), 1)
+            decode(ctx, text[40:-1], 40, 0)
+            ctx.kv.seq_cp(0, 2, -1, -1)
+            ctx.kv.seq_rm(1, -1, -1)
+            ctx.kv.defrag("sort")
+            assert ctx.kv.update().moved_cells > 0
+            drafts, found = head_logits(
+                ctx, [DraftedText(0, text[-1], 3), DraftedText(1, 5, 3), DraftedText(2, text[-1], 2)]
+            )
+            assert [len(draft) for draft in drafts] == [3, 0, 2]  # nothing is known of an empty sequence
+            for rows in (found[[0, 2, 4]], found[[1, 3]]):
+                assert nmse(rows, alone[: len(rows)]) < where.rule(FLOOR)
+            undone = [*random_ids(3, N_VOCAB, 3)]
+            batch = kvg.Batch()
+            batch.extend([text[-1], *undone], len(text) - 1, (2,), "all")  # a draft of which nothing holds
+            ctx.decode(batch)
+            if all(group.kind == "full" for group in ctx.kv.groups):
+                ctx.kv.seq_rm(2, len(text), -1)
+                after, _ = head_logits(ctx, [DraftedText(2, 7, 1)])
+                assert len(after[0]) == 1  # the state behind the text's last token is known
+
+
+def test_positions_that_move_turn_the_heads_k(any_path: Path) -> None:
+    """Decoded 9 positions further on, and moved back: as K that was decoded there."""
+    text = random_ids(40, N_VOCAB, 4)
+    options: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "n_ctx": 64}
+    with load(any_path) as model:
+        layer, found = model.n_layer - 1, []
+        assert layer in kvg.Context(model, **options).kv.groups[0].layers
+        for begin in (0, 9):
+            with open_context(model, **options) as ctx:
+                decode(ctx, text, begin)
+                if begin:
+                    ctx.kv.seq_add(0, 0, -1, -begin)
+                    ctx.kv.update()
+                found.append(ctx.kv.read_k(layer)[: len(text)])
+    assert nmse(found[1], found[0]) < where.rule(FLOOR)
+
+
+def test_a_saved_state_has_the_heads_cells(any_path: Path) -> None:
+    text = random_ids(40, N_VOCAB, 5)
+    with load(any_path) as model, open_context(model, n_ctx=64, n_seq_max=2) as ctx:
+        decode(ctx, text, 0)
+        saved, layer = ctx.kv.save(0), model.n_layer - 1
+        rows = [ctx.kv.read_k(layer)[: len(text)], ctx.kv.read_v(layer)[: len(text)]]
+        with open_context(model, n_ctx=64) as other:
+            other.kv.load(saved, 0)
+            for ours, theirs in zip(rows, (other.kv.read_k(layer), other.kv.read_v(layer)), strict=True):
+                assert np.abs(ours).max() > 0
+                assert np.array_equal(ours, theirs[: len(text)])
+            assert other.draft([(0, 5, 4)]) == [[]]  # the state behind the text is no part of it
+            decode(other, [5], len(text))
+            assert len(other.draft([(0, 6, 4)])[0]) == 4
+        with (
+            kvg.Model(any_path, device=where.device) as plain,
+            open_context(plain, n_ctx=64) as without,
+            pytest.raises(kvg.StateError, match="n_layer = "),
+        ):
+            without.kv.load(saved, 0)
+
+
+def test_without_the_head_nothing_is_spent_on_it(any_path: Path) -> None:
+    with (
+        kvg.Model(any_path, device=where.device) as plain,
+        load(any_path) as model,
+        open_context(plain, n_ctx=256) as without,
+        open_context(model, n_ctx=256) as ctx,
+    ):
+        assert plain.has_draft_head and plain.n_draft_heads == 0
+        assert plain.n_layer == model.n_layer - 1
+        assert without.kv.groups[0].layers == ctx.kv.groups[0].layers[:-1]
+        with pytest.raises(kvg.UnsupportedError, match="without a draft head"):
+            without.draft([(0, 5, 4)])
+
+
+@pytest.mark.parametrize("spec", [*SPECS[:1], *SPECS[5:]], ids=str)
+def test_a_plan_counts_the_head(architecture: Architecture, spec: ArchSpec) -> None:
+    path = architecture(replace(spec, weights=WeightType.F16))
+    options: dict[str, Any] = {"n_ctx": 400, "n_batch": 64, "n_ubatch": 64, "n_seq_max": 3, "n_threads": 1}
+    options |= {"n_threads_batch": 1}
+    plan = kvg.plan_memory(path, where.device, draft_heads=True, **options)
+    plain = kvg.plan_memory(path, where.device, **options)
+    with load(path) as model, kvg.Context(model, **options) as ctx:
+        grow_graphs(ctx)
+        decode_apart(ctx)
+        for n in range(1, 4):
+            ctx.draft([(seq, 5, 2) for seq in range(n)])
+        for found in beside(plan, ctx.devices):
+            assert found.error <= 0.02, found
+    for kind in ("weight_bytes", "cache_bytes"):
+        assert sum(getattr(part, kind) for part in plan) > sum(getattr(part, kind) for part in plain)
+
+
+def test_what_has_no_head_is_refused(architecture: Architecture) -> None:
+    plain = architecture(replace(SPECS[4], draft_head=False))
+    with pytest.raises(kvg.UnsupportedError, match="no draft head"):
+        kvg.Model(plain, device=where.device, draft_heads=True)
+    with pytest.raises(kvg.UnsupportedError, match="stages have no draft heads"):
+        kvg.Model(architecture(SPECS[4]), device=where.device, draft_heads=True, layers=range(1))
+    with kvg.Model(plain, device=where.device) as model:
+        assert not model.has_draft_head
+
+
+def test_bad_requests_change_nothing(any_path: Path) -> None:
+    with load(any_path) as model, open_context(model, n_ctx=32, n_seq_max=2, n_batch=16) as ctx:
+        assert ctx.draft([]) == []
+        decode(ctx, [5, 6, 7], 0)
+        for bad, why in (
+            ([(2, 5, 1)], "seq is 2"),
+            ([(0, N_VOCAB, 1)], "token is"),
+            ([(0, 5, 1), (0, 5, 1)], "two drafts"),
+            ([(0, 5, 17)], "17"),
+        ):
+            with pytest.raises(kvg.InvalidArgumentError, match=why):
+                ctx.draft(bad)
+        decode(ctx, random_ids(16, N_VOCAB), 3)
+        decode(ctx, random_ids(12, N_VOCAB), 19)
+        with pytest.raises(kvg.CacheFullError):
+            ctx.draft([(0, 5, 2)])
+        assert len(ctx.draft([(0, 5, 1)])[0]) == 1
+        assert ctx.kv.seq_pos_max(0) == 30
