@@ -18,7 +18,7 @@ from pykvgraph.checks import integers, shown
 from pykvgraph.cli.adapters import Adapters, adapter_options
 from pykvgraph.cli.answer_file import AnswerFile
 from pykvgraph.cli.compare import Answered, differences, longest, report, show
-from pykvgraph.cli.draft import draft_options
+from pykvgraph.cli.draft import draft_options, spec_type_of, spec_type_option
 from pykvgraph.cli.progress import progress_on_terminal
 from pykvgraph.cli.question import Arrivals, Line, parse, question_of
 from pykvgraph.cli.show import print_json
@@ -90,6 +90,7 @@ N_AT_A_TIME = 128  # requests that the engine has, at most; those that wait may 
 @threads_option()
 @where_options
 @adapter_options
+@spec_type_option
 @draft_options
 @option(
     "--compare",
@@ -106,6 +107,7 @@ def batch(
     n_parallel: int,
     n_ctx: int | Literal["auto"],
     n_threads: int | None,
+    spec_type: str | None,
     model_draft: str | None,
     compare: bool,
     as_json: bool,
@@ -147,12 +149,17 @@ def batch(
     }
     if as_json and answers == "-":
         raise click.UsageError("--json and -o - both print to stdout: leave one out")
+    kind = spec_type_of(spec_type, model_draft, model, where.kv_overrides)
     begin = time.perf_counter()
     with (
-        kvg.Model(model, **where.model()) as loaded,
+        kvg.Model(model, **where.model(), draft_heads=kind == "draft-mtp") as loaded,
         kvg.Model(model_draft, **where.of_model()) if model_draft else contextlib.nullcontext() as draft,
     ):
-        sizes |= {"adapters": adapters.load(loaded), "draft": draft, "background": False}
+        sizes |= {
+            "adapters": adapters.load(loaded),
+            "draft": "ngram" if kind == "ngram-simple" else draft,
+            "background": False,
+        }
         with kvg.Engine(loaded, n_ctx=n_ctx, **sizes) as engine, AnswerFile(answers) as file:
             known = loaded._fingerprint(engine.adapters)
             job = BatchRun(engine, MessageTokens(loaded), file, known, keeps=compare)

@@ -1,4 +1,4 @@
-"""`-md`, `-hfd` and `--draft-max`, as llama.cpp has them: a smaller model that proposes tokens."""
+"""`--spec-type`, `-md`, `-hfd` and `--draft-max`, as llama.cpp has them: what proposes tokens."""
 
 from __future__ import annotations
 
@@ -9,8 +9,20 @@ from typing import Any
 import click
 
 from pykvgraph.cli.verb import option
+from pykvgraph.errors import KVGraphError
 
 Command = Callable[..., None]
+
+# of llama-server's those that there are here
+SPEC_TYPES = ("none", "draft-simple", "draft-mtp", "ngram-simple")
+
+spec_type_option = option(
+    "--spec-type",
+    metavar="TYPE",
+    show_default="draft-simple with -md, draft-mtp where the model's file has a draft head, else none",
+    help="Drafts: ngram-simple: what followed the last tokens where they came before; draft-simple: what the "
+    "model of -md proposes; draft-mtp: what the model's own draft head does; none.",
+)
 
 _OPTIONS = (
     option(
@@ -61,3 +73,29 @@ def draft_options(command: Command) -> Command:
     for add in reversed(_OPTIONS):
         run = add(run)
     return run
+
+
+def spec_type_of(
+    wanted: str | None, model_draft: str | None, model: str, kv_overrides: dict[str, bool | int | float | str]
+) -> str:
+    """--spec-type, or what the files have where it isn't given: one of SPEC_TYPES. Others: a usage error."""
+    if wanted not in (None, *SPEC_TYPES):
+        raise click.UsageError(f"--spec-type {wanted}: here it is one of {', '.join(SPEC_TYPES)}")
+    if wanted == "draft-simple" and not model_draft:
+        raise click.UsageError("--spec-type draft-simple: name the draft model, with -md FILE")
+    if wanted in ("ngram-simple", "draft-mtp") and model_draft:
+        raise click.UsageError(f"--spec-type {wanted} has no use for -md: leave one of them out")
+    if model_draft:
+        return "draft-simple"
+    return wanted or ("draft-mtp" if _has_draft_head(model, kv_overrides) else "none")
+
+
+def _has_draft_head(model: str, kv_overrides: dict[str, bool | int | float | str]) -> bool:
+    """False also for what is no model that runs here: who loads it says why."""
+    from pykvgraph.model.gguf_file import GgufFile
+
+    try:
+        with GgufFile(model, kv_overrides=kv_overrides) as file:
+            return file.model_info().has_draft_head
+    except (KVGraphError, OSError, MemoryError):
+        return False

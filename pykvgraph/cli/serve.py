@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from pykvgraph.cli.adapters import Adapters
+from pykvgraph.cli.draft import spec_type_of
 from pykvgraph.cli.serve_defaults import defaults_of
 from pykvgraph.cli.serve_options import ServeVerb, serve_options
 from pykvgraph.cli.verb import examples
@@ -56,7 +57,7 @@ def serve(
         from pykvgraph.server.run import address_of
     except ModuleNotFoundError as error:
         raise ImportError(f"{error.name} is missing: pip install 'pykvgraph[server]'") from error
-    settings = _settings(model, host, given)
+    settings = _settings(model, host, where, given)
     engine = _engine(model, where, adapters, settings, given)
     _warn_of_strangers(settings)
     logging.basicConfig(format="%(message)s")
@@ -124,7 +125,7 @@ def _engine(
 ) -> EngineSpec:
     from pykvgraph.server.engine_spec import EngineSpec
 
-    draft = "ngram" if settings.spec_type == "ngram-simple" else given["model_draft"] or ""
+    draft = {"ngram-simple": "ngram", "draft-mtp": "mtp"}.get(settings.spec_type, given["model_draft"] or "")
     return EngineSpec(
         model,
         draft,
@@ -170,7 +171,7 @@ def _tiers(given: dict[str, Any]) -> dict[str, Any]:
     return {"ram": NO_LIMIT if ram < 0 else ram << 20, "disk": disk << 20, "path": folder} if ram else {}
 
 
-def _settings(model: str, hosts: tuple[str, ...], given: dict[str, Any]) -> Settings:
+def _settings(model: str, hosts: tuple[str, ...], where: Where, given: dict[str, Any]) -> Settings:
     from pykvgraph.server.settings import Settings
 
     shares = given["n_parallel"] > 0 if given["kv_unified"] is None else not given["kv_unified"]
@@ -189,7 +190,7 @@ def _settings(model: str, hosts: tuple[str, ...], given: dict[str, Any]) -> Sett
         cache_prompt=given["cache_prompt"],
         context_shift=given["context_shift"],
         n_keep=given["keep"],
-        spec_type=_spec_type(given),
+        spec_type=spec_type_of(given["spec_type"], given["model_draft"], model, where.kv_overrides),
         embeddings=given["embeddings"],
         pooling=_pooling(given),
         embd_normalize=given["embd_normalize"],
@@ -233,20 +234,6 @@ def _template_variables(given: dict[str, Any]) -> dict[str, Any]:
     if given["reasoning_effort"] not in (None, "default"):
         variables["reasoning_effort"] = given["reasoning_effort"]
     return {**variables, **(given["chat_template_kwargs"] or {})}
-
-
-def _spec_type(given: dict[str, Any]) -> str:
-    """--spec-type; a draft model is one, too."""
-    from pykvgraph.server.settings import SPEC_TYPES
-
-    wanted, has_model = given["spec_type"], given["model_draft"] is not None
-    if wanted not in SPEC_TYPES:
-        raise click.UsageError(f"--spec-type {wanted}: here it is one of {', '.join(SPEC_TYPES)}")
-    if wanted == "draft-simple" and not has_model:
-        raise click.UsageError("--spec-type draft-simple: name the draft model, with -md FILE")
-    if wanted == "ngram-simple" and has_model:
-        raise click.UsageError("--spec-type ngram-simple has no use for -md: leave one of them out")
-    return "draft-simple" if has_model else wanted
 
 
 def _n_slots(given: dict[str, Any]) -> int:

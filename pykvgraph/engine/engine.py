@@ -22,7 +22,7 @@ from pykvgraph.engine.loop import Loop, close_loop
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.sizes import MemoryBudget, sizes_for
-from pykvgraph.engine.speculation.drafters import draft_model_of, drafter_of
+from pykvgraph.engine.speculation.drafters import draft_model_of, drafter_of, kind_of
 from pykvgraph.engine.speculation.speculation import MOST_ROWS, Speculation
 from pykvgraph.engine.step import Stepper
 from pykvgraph.engine.types import EngineLook, EngineStats
@@ -57,7 +57,9 @@ class Engine(NotCopied):
     text to its next that long prompts should not make longer; None: they get a quarter of a step. draft:
     "ngram": where a text says again what it has said before, up to draft_max tokens more are decoded at
     once, and what is said stays the same (docs/many-requests.md). A Model: these are what that smaller
-    model proposes; it has the same vocabulary, and is not closed before the engine is. None: no drafts.
+    model proposes; it has the same vocabulary, and is not closed before the engine is. "mtp": what the
+    model's own draft head proposes, of a model that was loaded with draft_heads=True. None: that for such a
+    model, and no drafts for others.
     draft_share: no draft is decoded where more than this part of the cells would be in use with it:
     others may need the rest. cache_reuse: what a text says as the newest one that begins like it, but
     earlier, comes from the cache where it is at least so many tokens, with its positions moved, as
@@ -85,7 +87,7 @@ class Engine(NotCopied):
         prefix_cache: bool = True,
         overcommit: bool = False,
         max_itl: float | None = None,
-        draft: Literal["ngram"] | Model | None = None,
+        draft: Literal["ngram", "mtp"] | Model | None = None,
         draft_max: int = 16,
         draft_share: float = SPECULATION_SHARE,
         cache_reuse: int = 0,
@@ -109,7 +111,8 @@ class Engine(NotCopied):
         n_ubatch = context.pop("n_ubatch", min(integer(n_batch, "n_batch"), 512))
         batch = {"n_batch": n_batch, "n_ubatch": n_ubatch}
         draft_max = integer(draft_max, "draft_max", 1)
-        if draft is not None:  # each text asks for the logits of its last token and of every draft
+        kind = kind_of(draft, model)
+        if kind is not None:  # each text asks for the logits of its last token and of every draft
             batch["n_outputs_max"] = n_seq_max * (1 + draft_max)
         draft_share = real(draft_share, "draft_share", 0.0, 1.0)
         budget = MemoryBudget(real(memory_share, "memory_share", 1e-6, 1.0), integer(margin, "margin", 0, 99))
@@ -122,7 +125,7 @@ class Engine(NotCopied):
         if cache_reuse and not shares:
             raise InvalidArgumentError("cache_reuse: nothing is cached without prefix_cache")
         second = draft_model_of(draft, model, {**context, **batch, "n_seq_max": n_seq_max})
-        n_states = min(draft_max, MOST_ROWS) if draft is not None else 0
+        n_states = min(draft_max, MOST_ROWS) if kind is not None else 0
         context["adapters"] = self.adapters
         sizes = sizes_for(model, n_cells, n_seq_max, batch, n_states, budget, second, **context)
         self.model = model
@@ -135,9 +138,10 @@ class Engine(NotCopied):
                     "cache_reuse: this model's cache can't be shifted: nothing can be moved"
                 )
             speculation = None
-            if draft is not None and sizes.has_draft:
+            if kind is not None and sizes.has_draft:
                 every = EVERY if shares and sizes.n_points else 0
-                speculation = Speculation(drafter_of(second, sizes.n_ctx), draft_max, draft_share, every)
+                drafter = drafter_of(kind, self.context, second, sizes.n_ctx)
+                speculation = Speculation(drafter, draft_max, draft_share, every)
             stepper = Stepper(
                 self.context,
                 n_points=sizes.n_points,

@@ -222,7 +222,7 @@ class Stepper:
         """In the order in which a batch has them: those of a single token come first."""
         if self._speculation is None:
             return chunks
-        drafted = self._speculation.add(chunks, self._room_for_drafts)
+        drafted = self._speculation.add(chunks, self._room_for_drafts, self._index.make_room)
         if drafted is chunks:
             return chunks
         n_tokens = sum(chunk.n_rows + len(chunk.draft) for chunk in drafted)

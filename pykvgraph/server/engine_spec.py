@@ -17,7 +17,7 @@ from pykvgraph.tiers.options import NO_LIMIT, Tiers
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """model, draft: GGUF files; draft may be "ngram", and "" is none. where: Model's arguments.
+    """model, draft: GGUF files; draft may be "ngram" or "mtp", and "" is none. where: Model's arguments.
 
     context: Engine's arguments, without draft and tiers. tiers: the arguments of Tiers; none: there are no
     tiers. rpc: servers whose devices are used, too. most_threads: where context says nothing of threads, not
@@ -37,10 +37,12 @@ class EngineSpec:
         """Raises what Model and Engine raise."""
         for endpoint in self.rpc:
             add_rpc_server(endpoint)
-        model = Model(self.model, **self.where)
-        draft: Model | Literal["ngram"] | None = None
-        if self.draft:
-            draft = "ngram" if self.draft == "ngram" else Model(self.draft, **self.where)
+        model = Model(self.model, **self.where, draft_heads=self.draft == "mtp")
+        draft: Model | Literal["ngram", "mtp"] | None = None
+        if self.draft in ("ngram", "mtp"):
+            draft = "ngram" if self.draft == "ngram" else "mtp"
+        elif self.draft:
+            draft = Model(self.draft, **self.where)
         tiers = Tiers(**self.tiers) if self.tiers else None
         context = {**self.context, **self._threads(model)}
         adapters = [(model.load_adapter(path), scale) for path, scale in self.adapters]

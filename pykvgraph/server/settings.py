@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-SPEC_TYPES = ("none", "draft-simple", "ngram-simple")  # of llama-server's those that there are here
 REASONING_FORMATS = ("auto", "none", "deepseek", "deepseek-legacy")
 POOLING_NAMES = ("none", "mean", "cls", "last", "rank")  # in llama.cpp's order, by which files name them
 
@@ -28,7 +27,7 @@ class Settings:
     whether a last message of the assistant begins the answer. spm_infill: the suffix stands first in /infill.
     slot_save_path: the folder of saved slots; "": none are saved. context_shift: an answer that fills
     n_ctx_slot goes on, where the model allows it. n_keep: first tokens that it keeps then; -1: the prompt.
-    spec_type: one of SPEC_TYPES.
+    spec_type: as --spec-type has it.
     run_token: what each request must bring, of a worker; "": nothing. first_slot: the number of its first
     slot.
     embeddings: whether there are any. pooling: one of POOLING_NAMES; "": the file's own. embd_normalize: see

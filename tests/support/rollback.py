@@ -9,7 +9,6 @@ import numpy as np
 
 import pykvgraph as kvg
 from pykvgraph.engine.request_sequence import RequestSequence
-from pykvgraph.engine.speculation.gate import Gate
 from pykvgraph.prefix.node import Node
 from support.soak import nodes_of
 
@@ -73,7 +72,7 @@ class KnowingDrafter:
         """The texts of the run that it was in have ended."""
         self._said = {(each.order, each._sample): each._tokens for each in self._sequences}
 
-    def drafts(self, asked: Sequence[tuple[RequestSequence, int]], gate: Gate) -> list[list[int]]:
+    def drafts(self, asked: Sequence[tuple[RequestSequence, int]], *_: Any) -> list[list[int]]:
         """As Drafter.drafts()."""
         self._sequences += [sequence for sequence, _ in asked]
         found = [self._draft(sequence)[:most] for sequence, most in asked]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pykvgraph.context.batch import Batch
 from pykvgraph.context.common_length import common_length
 from pykvgraph.context.context import Context
 from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.speculation.gate import Gate
-from pykvgraph.engine.step_seconds import averaged
+from pykvgraph.engine.speculation.last_drafts import LastDrafts
 from pykvgraph.errors import KVGraphError
 from pykvgraph.sequence.tokens import DecodedTokens
 
@@ -25,15 +25,18 @@ class ModelDrafter:
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
         self._known = [DecodedTokens() for _ in range(ctx.n_seq_max)]  # what each sequence has
-        self._drafts: dict[int, tuple[int, list[int]]] = {}  # by sequence: the text's length, its last draft
+        self._last = LastDrafts()
         self._batch = Batch()
-        self._each = 0.0  # seconds, to make one token
 
-    def drafts(self, asked: Sequence[tuple[RequestSequence, int]], gate: Gate) -> list[list[int]]:
-        """For each text at most so many tokens that may follow it."""
-        wanted = [
-            (sequence, gate.n_drafted(sequence.record.rate(0), most, self._each)) for sequence, most in asked
-        ]
+    def drafts(
+        self,
+        asked: Sequence[tuple[RequestSequence, int]],
+        gate: Gate,
+        make_room: Callable[[int], bool],
+    ) -> list[list[int]]:
+        """For each text at most so many tokens that may follow it; the engine's cells are not needed."""
+        each = self._last.each
+        wanted = [(sequence, gate.n_drafted(sequence.record.rate(0), most, each)) for sequence, most in asked]
         found: list[list[int]] = [[] for _ in wanted]
         begin = time.perf_counter()
         try:
@@ -42,22 +45,13 @@ class ModelDrafter:
             self._ctx.reset()
             self._known = [DecodedTokens() for _ in self._known]
             return [[] for _ in wanted]
-        self._drafts = {
-            sequence.seq: (len(sequence.ids), draft)
-            for (sequence, _), draft in zip(wanted, found, strict=True)
-        }
-        if n := sum(map(len, found)):
-            self._each = averaged(self._each, (time.perf_counter() - begin) / n)
+        drafts = [(sequence, draft) for (sequence, _), draft in zip(wanted, found, strict=True)]
+        self._last.keep(drafts, begin)
         return found
 
     def learn(self, sequence: RequestSequence, n_before: int) -> None:
         """The text has said something."""
-        n, draft = self._drafts.pop(sequence.seq, (0, []))
-        if n != n_before:
-            return
-        said = sequence.ids[n : n + len(draft)]
-        n_held = common_length(said, draft)
-        sequence.record.learn(0, len(said), n_held)
+        self._last.learn(sequence, n_before)
 
     def close(self) -> None:
         """Frees its context."""

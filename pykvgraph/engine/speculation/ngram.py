@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pykvgraph.context.common_length import common_length
 from pykvgraph.engine.request_sequence import RequestSequence
@@ -12,8 +12,13 @@ from pykvgraph.engine.speculation.gate import Gate
 class NgramDrafter:
     """Proposes what followed the text's last tokens where they came before."""
 
-    def drafts(self, asked: Sequence[tuple[RequestSequence, int]], gate: Gate) -> list[list[int]]:
-        """For each text at most so many tokens that may follow it."""
+    def drafts(
+        self,
+        asked: Sequence[tuple[RequestSequence, int]],
+        gate: Gate,
+        make_room: Callable[[int], bool],
+    ) -> list[list[int]]:
+        """For each text at most so many tokens that may follow it; that takes no cells."""
         found = []
         for sequence, most in asked:
             guess = sequence.lookup.guess(sequence.ids, max(most, 1))

@@ -28,8 +28,13 @@ class Speculation:
         self._every = every
         self._looks = False  # whether drafts were looked for in this step
 
-    def add(self, chunks: list[Chunk], room: Callable[[int, float], int]) -> list[Chunk]:
-        """The chunks, some of them with drafts; room(n, share): how many tokens they may have, beside n."""
+    def add(
+        self, chunks: list[Chunk], room: Callable[[int, float], int], make_room: Callable[[int], bool]
+    ) -> list[Chunk]:
+        """The chunks, some of them with drafts; room(n, share): how many tokens they may have, beside n.
+
+        make_room(n): whether n cells are empty now.
+        """
         self._looks = False
         decoding = [chunk.sequence for chunk in chunks if chunk.decodes and chunk.sequence.n_seqs == 1]
         n_rows = sum(chunk.n_rows for chunk in chunks)
@@ -41,7 +46,8 @@ class Speculation:
         if not due:
             return chunks
         self.gate.begin(len(decoding), n_rows)
-        drafts = self._drafter.drafts([(sequence, self._most(sequence)) for sequence in due], self.gate)
+        asked = [(sequence, self._most(sequence)) for sequence in due]
+        drafts = self._drafter.drafts(asked, self.gate, make_room)
         self.refused["slow"] += self.gate.has_refused
         if not any(drafts):
             return chunks

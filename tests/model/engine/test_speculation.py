@@ -77,7 +77,7 @@ class HalfRight:
         self.texts, self.n_vocab = texts, n_vocab
         self.rng = random.Random(4)
 
-    def drafts(self, asked: Sequence[tuple[RequestSequence, int]], _: Any) -> list[list[int]]:
+    def drafts(self, asked: Sequence[tuple[RequestSequence, int]], *_: Any) -> list[list[int]]:
         return [self.draft(sequence.ids.tolist(), most) for sequence, most in asked]
 
     def draft(self, ids: list[int], most: int) -> list[int]:
@@ -122,7 +122,7 @@ class Always:
     def __init__(self, *tokens: int) -> None:
         self.tokens = list(tokens)
 
-    def drafts(self, asked: Sequence[tuple[RequestSequence, int]], _: Any) -> list[list[int]]:
+    def drafts(self, asked: Sequence[tuple[RequestSequence, int]], *_: Any) -> list[list[int]]:
         return [self.tokens[:most] for _, most in asked]
 
     def learn(self, sequence: RequestSequence, n_before: int) -> None:
@@ -173,7 +173,7 @@ def test_the_distribution_is_the_models(small: kvg.Model, monkeypatch: pytest.Mo
 class Right(Always):
     """Proposes what will be said."""
 
-    def drafts(self, asked: Sequence[tuple[RequestSequence, int]], _: Any) -> list[list[int]]:
+    def drafts(self, asked: Sequence[tuple[RequestSequence, int]], *_: Any) -> list[list[int]]:
         return [self.tokens[sequence._n_said :][:most] for sequence, most in asked]
 
 
@@ -201,8 +201,8 @@ def test_three_quarters_of_the_cells_are_for_drafts(
     lengths: list[tuple[int, int]] = []
     add = speculation.Speculation.add
 
-    def listen(self: Any, chunks: Any, room: Any) -> Any:
-        found = add(self, chunks, room)
+    def listen(self: Any, chunks: Any, *rooms: Any) -> Any:
+        found = add(self, chunks, *rooms)
         lengths.append((chunks[0].sequence.n_decoded, len(found[0].draft)))
         return found
 
@@ -271,7 +271,7 @@ def test_drafts_make_way_for_what_others_hold(small: kvg.Model, monkeypatch: pyt
 class First(Always):
     """Proposes something for the oldest text alone."""
 
-    def drafts(self, asked: Sequence[tuple[RequestSequence, int]], _: Any) -> list[list[int]]:
+    def drafts(self, asked: Sequence[tuple[RequestSequence, int]], *_: Any) -> list[list[int]]:
         return [self.tokens[:most] if sequence.order == 1 else [] for sequence, most in asked]
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 from click.testing import CliRunner
+from support.architectures import ArchSpec
 from support.served import N_SLOTS, served
 
 import pykvgraph as kvg
 from pykvgraph.cli import main
+from pykvgraph.cli.draft import spec_type_of
 from pykvgraph.engine.speculation import gate
+from pykvgraph.server.engine_spec import EngineSpec
 
 STORIES = Path(__file__).parents[2] / "data" / "stories260K.gguf"
 ASKED = {"prompt": "Once upon a time", "n_predict": 40, "temperature": 0.0}
@@ -68,9 +73,13 @@ def test_refused_drafts_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--spec-type", "ngram-mod"], "--spec-type ngram-mod: here it is one of none, draft-simple, ngram"),
+        (
+            ["--spec-type", "ngram-mod"],
+            "--spec-type ngram-mod: here it is one of none, draft-simple, draft-mtp",
+        ),
         (["--spec-type", "draft-simple"], "name the draft model, with -md FILE"),
         (["--spec-type", "ngram-simple", "-md", str(STORIES)], "has no use for -md"),
+        (["--spec-type", "draft-mtp", "-md", str(STORIES)], "has no use for -md"),
         (["-md", "/nowhere.gguf"], "does not exist"),
         (["--draft-max", "0"], "0 is not in the range"),
     ],
@@ -79,3 +88,29 @@ def test_what_is_not_there_is_refused(arguments: list[str], why: str) -> None:
     found = CliRunner().invoke(main, ["serve", "-m", str(STORIES), *arguments])
     assert found.exit_code == 2
     assert why in " ".join(found.output.split())
+
+
+def test_a_file_with_a_draft_head_has_drafts_by_it(
+    architecture: Callable[[ArchSpec], Path], tmp_path: Path
+) -> None:
+    """Of -md, --spec-type and what the file has; what is no model here is for its loading to refuse."""
+    spec = ArchSpec("glm4moe", n_rot=16, n_expert=8, n_ff_shared=96, draft_head=True)
+    with_head, without = str(architecture(spec)), str(architecture(replace(spec, draft_head=False)))
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF")
+    for wanted, draft, model, found in (
+        (None, None, with_head, "draft-mtp"),
+        (None, None, without, "none"),
+        (None, None, str(broken), "none"),
+        ("none", None, with_head, "none"),
+        ("ngram-simple", None, with_head, "ngram-simple"),
+        (None, without, with_head, "draft-simple"),
+        ("draft-mtp", None, without, "draft-mtp"),  # which loading refuses
+    ):
+        assert spec_type_of(wanted, draft, model, {}) == found
+    for kind, loads_head in (("", False), ("mtp", True), ("ngram", False)):
+        spec_of_engine = EngineSpec(
+            with_head, kind, {"device": "cpu"}, {"n_ctx": 256, "n_threads": 1, "background": False}, {}
+        )
+        with spec_of_engine.load() as engine:
+            assert (engine.model.n_draft_heads == 1) is loads_head

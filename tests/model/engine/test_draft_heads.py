@@ -1,0 +1,99 @@
+"""Drafts by the model's own draft head (MTP): what is said stays the same, in fewer steps where they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import where
+from support.architectures import ArchSpec
+from support.engines import random_ids
+from support.models import N_VOCAB
+from support.soak import F32
+
+import pykvgraph as kvg
+from pykvgraph.engine.speculation import gate
+
+SPECS = [
+    ArchSpec("qwen35", 4, period=4, state_heads=4, n_rot=8, n_head=8, draft_head=True),
+    ArchSpec("glm4moe", n_rot=16, n_expert=8, n_ff_shared=96, biases=True, draft_head=True),
+    ArchSpec("deepseek2", n_head_kv=1, rank=32, q_rank=48, n_expert=8, n_ff_shared=96, draft_head=True),
+]
+CHOICES: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.8, "seed": 5},
+    {"temperature": 1.0, "seed": 6, "n": 2},
+    {"temperature": 0.0, "repeat_penalty": 1.3},
+]
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts pay always, up to four tokens."""
+    monkeypatch.setattr(gate.Gate, "n_drafted", lambda self, rate, most, each=0.0: min(most, 4))
+
+
+def said(model: kvg.Model, **options: Any) -> tuple[list[tuple[int, ...]], kvg.EngineStats]:
+    """Prompts with a common beginning, more of them than run at a time."""
+    options = {"n_ctx": 512, "n_seq_max": 3, "n_batch": 32, "background": False, **F32, **options}
+    with kvg.Engine(model, **options) as engine:
+        shared, requests = random_ids(40, N_VOCAB, 1), []
+        for i in range(6):
+            prompt = [*shared[: 40 * (i % 2)], *random_ids(10 + 7 * i, N_VOCAB, i)]
+            params = kvg.SamplingParams(max_tokens=24, **CHOICES[i % len(CHOICES)])
+            requests.append(engine.submit(prompt, params))
+        tokens = [each.tokens for request in requests for each in request.results()]
+        assert engine.context.kv.n_free > 0
+        return tokens, engine.stats()
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_tokens_are_those_without_drafts(
+    architecture: Callable[[ArchSpec], Path], spec: ArchSpec, eager: None
+) -> None:
+    path = architecture(spec)
+    with kvg.Model(path, device=where.device) as plain:
+        without, before = said(plain)
+    assert before.drafts == 0
+    with kvg.Model(path, device=where.device, draft_heads=True) as model:
+        found, stats = said(model)  # by itself, as the head was loaded
+        assert found == without
+        assert stats.drafted > 0
+        found, stats = said(
+            model, n_ctx=160, overcommit=True, draft="mtp"
+        )  # texts are preempted, and come back
+        assert found == without
+        assert stats.drafted > 0
+
+
+def test_a_head_that_fails_costs_nobody_anything(
+    architecture: Callable[[ArchSpec], Path], eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def draft(ctx: kvg.Context, texts: Any) -> list[list[int]]:
+        nonlocal calls
+        calls += 1
+        if calls % 2:
+            raise kvg.DeviceError("broken")
+        return real(ctx, texts)
+
+    real = kvg.Context.draft
+    path = architecture(SPECS[1])
+    with kvg.Model(path, device=where.device) as plain:
+        without, _ = said(plain)
+    monkeypatch.setattr(kvg.Context, "draft", draft)
+    with kvg.Model(path, device=where.device, draft_heads=True) as model:
+        found, stats = said(model)
+    assert found == without
+    assert calls > 4 and stats.drafted > 0
+
+
+def test_what_has_no_head_is_refused(architecture: Callable[[ArchSpec], Path]) -> None:
+    with kvg.Model(architecture(SPECS[1]), device=where.device) as model:
+        with pytest.raises(kvg.UnsupportedError, match="draft_heads=True"):
+            kvg.Engine(model, n_ctx=256, draft="mtp")
+        with pytest.raises(kvg.InvalidArgumentError, match='"ngram", "mtp", a'):
+            kvg.Engine(model, n_ctx=256, draft="mpt")  # type: ignore[arg-type]
