@@ -65,7 +65,15 @@ from pykvgraph.types import (
 if _TYPE_CHECKING:
     from pykvgraph import plan
     from pykvgraph.engine import Engine, Request, Window
-    from pykvgraph.engine.types import Completion, EngineLook, EngineStats, TextLook, TierStats
+    from pykvgraph.engine.types import (
+        CacheUse,
+        Completion,
+        EngineLook,
+        EngineStats,
+        Miss,
+        TextLook,
+        TierStats,
+    )
     from pykvgraph.kv_cache.reserved_cells import Incoming, Place, RawRows
     from pykvgraph.llama import Llama
     from pykvgraph.model.device import add_rpc_server, devices, library_info
@@ -82,7 +90,15 @@ _LATE = {
     "pykvgraph.model.device": ("add_rpc_server", "devices", "library_info"),
     "pykvgraph.model.device_types": ("Abilities", "DeviceInfo", "DevicePart", "LibraryInfo"),
     "pykvgraph.engine": ("Engine", "Request", "Window"),
-    "pykvgraph.engine.types": ("Completion", "EngineLook", "EngineStats", "TextLook", "TierStats"),
+    "pykvgraph.engine.types": (
+        "CacheUse",
+        "Completion",
+        "EngineLook",
+        "EngineStats",
+        "Miss",
+        "TextLook",
+        "TierStats",
+    ),
     "pykvgraph.kv_cache.reserved_cells": ("Incoming", "Place", "RawRows"),
     "pykvgraph.llama": ("Llama",),
     "pykvgraph.sequence.edits": ("Sequence",),
@@ -126,6 +142,7 @@ __all__ = [
     "Adapter",
     "Batch",
     "CacheFullError",
+    "CacheUse",
     "CellGroup",
     "CellsView",
     "Completion",
@@ -149,6 +166,7 @@ __all__ = [
     "LibraryInfo",
     "Llama",
     "LongReader",
+    "Miss",
     "Model",
     "ModelInfo",
     "ModelLoadError",

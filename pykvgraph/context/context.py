@@ -254,13 +254,13 @@ class Context(Closable):
         """
         return self._handle.call(self._decode_last, batch).logits
 
-    def decode_rows(self, batch: Batch) -> list[LastOutput]:
-        """decode(batch), then all of its outputs, in batch order, as one step.
+    def decode_rows(self, batch: Batch, *, repair: bool = False) -> list[LastOutput]:
+        """decode(batch, repair=repair), then all of its outputs, in batch order, as one step.
 
         Their logits are views: the next decode may overwrite the values. All or nothing: when there is no
         memory for the list, the tokens are removed again. Raises what decode() raises.
         """
-        return self._handle.call(self._decode_rows, batch)
+        return self._handle.call(self._decode_rows, batch, flag(repair, "repair"))
 
     def append(self, token: int, seq: int = 0) -> npt.NDArray[np.float32]:
         """Decodes one token at the end of a sequence, at position seq_pos_max + 1.
@@ -441,8 +441,8 @@ class Context(Closable):
         outputs.n, outputs.scored_last = n_outputs, scored
         return n_outputs
 
-    def _decode_rows(self, context: int, batch: Batch) -> list[LastOutput]:
-        if not self._decode_batch(context, batch, scored=True):
+    def _decode_rows(self, context: int, batch: Batch, repair: bool) -> list[LastOutput]:
+        if not self._decode_batch(context, batch, scored=True, repair=repair):
             return []
         scores, rows = self._scores(), self._rows(self._outputs.logits)
         numbers = (scores.best.tolist(), scores.best_logprob.tolist(), scores.log_sum.tolist())

@@ -120,7 +120,7 @@ class Admission:
         `running`, the answer is exact.
         """
         texts = [*running, *([] if new.runs else [new])]
-        todo = [len(each.ids) - (each.n_decoded if each.runs else n_found) for each in texts]
+        todo = [each.n_todo if each.runs else len(each.ids) - n_found for each in texts]
         return self._fit(texts, todo, todo[texts.index(new)])
 
     def begin_reading(self, running: Sequence[RequestSequence], reading: Reading) -> bool:

@@ -11,7 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pykvgraph.context.context import LastOutput
-from pykvgraph.engine.request_sequence import RequestSequence, SaidText, SampleOwner, Tip
+from pykvgraph.engine.request_sequence import (
+    ANY_TERMS,
+    CacheTerms,
+    RequestSequence,
+    SaidText,
+    SampleOwner,
+    Tip,
+)
 from pykvgraph.kv_cache.cache import KVCache
 from pykvgraph.model.adapter import Active
 from pykvgraph.model.tokenizer import Tokenizer
@@ -42,8 +49,9 @@ class BeamSequence(RequestSequence):
         kv: KVCache,
         adapters: Active = (),
         copies: Saver | None = None,
+        terms: CacheTerms = ANY_TERMS,
     ) -> None:
-        super().__init__(request, 0, prompt, params, tokenizer, salt, None, adapters, copies)
+        super().__init__(request, 0, prompt, params, tokenizer, salt, None, adapters, copies, terms)
         self._params = params
         self._kv = kv
         self._keeps_best = False  # whether `ids` is the best text, and `seq` has it
@@ -72,7 +80,8 @@ class BeamSequence(RequestSequence):
     @property
     def n_shareable(self) -> int:
         """Of the prompt only, until the best text is known."""
-        return self.n_decoded if self._keeps_best else min(self.n_decoded, self.n_prompt)
+        n = super().n_shareable
+        return n if self._keeps_best else min(n, self.n_prompt)
 
     def cells_to_take(self, n_has: int) -> int:
         """As RequestSequence.cells_to_take(), of all beams."""

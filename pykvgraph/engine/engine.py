@@ -15,12 +15,11 @@ from pykvgraph.checks import Integers, flag, integer, integers, real, shown, tex
 from pykvgraph.context.context import Context
 from pykvgraph.context.pooling import Pooling
 from pykvgraph.engine import embedding, ranking
-from pykvgraph.engine.beam_sequence import BeamSequence
 from pykvgraph.engine.commands import Park, Submit
 from pykvgraph.engine.context_window import Window
 from pykvgraph.engine.loop import Loop, close_loop
+from pykvgraph.engine.new_text import NewText, first_sequence, require_room, require_shift, terms_of
 from pykvgraph.engine.request import Request
-from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.sizes import MemoryBudget, sizes_for
 from pykvgraph.engine.speculation.drafters import draft_model_of, drafter_of, kind_of
 from pykvgraph.engine.speculation.speculation import MOST_ROWS, Speculation
@@ -174,6 +173,8 @@ class Engine(NotCopied):
         adapters: Iterable[tuple[Adapter, float]] | None = None,
         copies: Sink | None = None,
         said: Integers = (),
+        edit: Literal["exact", "approximate"] = "exact",
+        session: str = "",
     ) -> Request:
         """Queues a prompt, and returns at once; from any thread.
 
@@ -185,13 +186,18 @@ class Engine(NotCopied):
         is decoded, for the tiers of another engine, see take_record(); needs tiers. The engine's thread calls
         its save(name, n_bytes, make), which must not wait; make() gives the record, or None. When it raises,
         the text is copied no more. said: what is known of the answer, as another engine has said it: handed
-        out again, and not chosen anew.
+        out again, and not chosen anew. edit: "approximate": where the prompt is an earlier text of the same
+        session, under the same salt and adapters, that has lost some tokens or has others in their place,
+        what lies behind them comes from the cache, and only the first tokens behind each such place are
+        decoded again (docs/editing.md). "exact", or layers with a window or a state: all is decoded from the
+        first difference on. session: which earlier texts are meant, and who may have the edited text's cells;
+        "": those without a session that begin like the prompt for the longest.
 
-        Raises InvalidArgumentError for an empty or bad prompt, a bad salt, a window for several samples,
-        copies that have no save(), `said` with tokens that the model lacks, for several samples or when they
-        fill the window, and after close(); CacheFullError for a request that can't fit, even alone;
-        UnsupportedError for text when the model has no tokenizer, for a window when not can_shift, for an
-        encoder, and for copies without tiers.
+        Raises InvalidArgumentError for an empty or bad prompt, a bad salt, session or edit, a window for
+        several samples, copies that have no save(), `said` with tokens that the model lacks, for several
+        samples or when they fill the window, and after close(); CacheFullError for a request that can't fit,
+        even alone; UnsupportedError for text when the model has no tokenizer, for a window when not
+        can_shift, for an encoder, and for copies without tiers.
         """
         self.model._require_logits()
         params = SamplingParams() if params is None else params
@@ -199,14 +205,19 @@ class Engine(NotCopied):
             raise InvalidArgumentError(f"params must be a SamplingParams, got {shown(params)}")
         ids = self._ids_of(prompt)
         if window is not None:
-            self._require_shift(window, params, len(ids))
+            require_shift(self.can_shift, window, params, len(ids))
+        terms = terms_of(salt, session, edit)
         request = Request(params.n, self._loop.cancel, None if self._loop.background else self.step)
         if copies is not None and not callable(getattr(copies, "save", None)):
             raise InvalidArgumentError(f"copies must have a method save(), got {shown(copies)}")
         saver = None if copies is None else self._saver.to(copies)
-        sequence = self._sequences(request, ids, params, *self._under(adapters, salt), window, saver)
+        if params.stop and self._tokenizer is None:
+            self.model.tokenizer  # noqa: B018 which says what is missing
+        active, salt = self._under(adapters, salt)
+        text = NewText(request, ids, params, self._tokenizer, salt, window, active, saver, terms)
+        sequence = first_sequence(text, self.context.kv)
         request._sequences = [sequence, *sequence.forks]
-        self._require_room(sequence, params)
+        require_room(self.context, sequence, params)
         known = integers(said, "said", 0, self.model.n_vocab - 1)
         is_full = sequence.window is not None and len(ids) + len(known) >= sequence.window.n_ctx
         if len(known) and (params.n_seqs > 1 or is_full):
@@ -467,54 +478,3 @@ class Engine(NotCopied):
         if request._cancel != self._loop.cancel:
             raise InvalidArgumentError("the request is another engine's: ask that one")
         return bool(self._loop.ask(Park(request, parks)))
-
-    def _sequences(
-        self,
-        request: Request,
-        ids: np.typing.NDArray[np.int32],
-        params: SamplingParams,
-        active: Active,
-        salt: bytes,
-        window: Window | None,
-        copies: Saver | None,
-    ) -> RequestSequence:
-        """The first sample, with the others as its forks; or the beams of a search."""
-        if params.stop and self._tokenizer is None:
-            self.model.tokenizer  # noqa: B018 which says what is missing
-        if params.beam_width > 1:
-            kv = self.context.kv
-            return BeamSequence(request, ids, params, self._tokenizer, salt, kv, active, copies)
-        sequences = [
-            RequestSequence(
-                request, sample, ids, params.of_sample(sample), self._tokenizer, salt, window, active, copies
-            )
-            for sample in range(params.n)
-        ]
-        sequences[0].forks = sequences[1:]
-        return sequences[0]
-
-    def _require_shift(self, window: Window, params: SamplingParams, n_prompt: int) -> None:
-        if not isinstance(window, Window):
-            raise InvalidArgumentError(f"window must be a Window, got {shown(window)}")
-        if not self.can_shift:
-            raise UnsupportedError("this model's cache can't be shifted: ask without a window")
-        if params.n_seqs > 1:
-            raise InvalidArgumentError(f"window: it is for one sample or beam, and there are {params.n_seqs}")
-        if n_prompt >= window.n_ctx:
-            raise CacheFullError(f"the prompt has {n_prompt} tokens, and the window {window.n_ctx}")
-
-    def _require_room(self, sequence: RequestSequence, params: SamplingParams) -> None:
-        ctx = self.context
-        if sequence.n_seqs > ctx.n_seq_max:
-            raise CacheFullError(
-                f"{sequence.n_seqs} samples or beams need as many sequences; n_seq_max is {ctx.n_seq_max}"
-            )
-        if params.beam_width > ctx.n_batch:
-            raise InvalidArgumentError(
-                f"beam_width: {params.beam_width} beams are decoded in one batch; n_batch is {ctx.n_batch}"
-            )
-        if sequence.most_cells > ctx.n_ctx:
-            raise CacheFullError(
-                f"the request may take {sequence.most_cells} cells, and there are {ctx.n_ctx}: "
-                "use a shorter prompt, a smaller max_tokens, or a larger n_ctx"
-            )

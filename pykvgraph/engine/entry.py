@@ -6,22 +6,26 @@ from collections import Counter
 
 from pykvgraph.engine.admission import Admission
 from pykvgraph.engine.beginnings import is_coming, mark_partings
+from pykvgraph.engine.cache_use import use_of
+from pykvgraph.engine.earlier_texts import EarlierTexts
+from pykvgraph.engine.edits import Edit, Edits
 from pykvgraph.engine.fetches import Fetches
-from pykvgraph.engine.moved_parts import attach_moved
 from pykvgraph.engine.readings import Readings
-from pykvgraph.engine.request_sequence import RequestSequence
+from pykvgraph.engine.request_sequence import Plan, RequestSequence
 from pykvgraph.engine.running_set import RunningSet
 from pykvgraph.errors import KVGraphError
 from pykvgraph.prefix.index import Found
 from pykvgraph.sequence.sequence import EVERY
+
+_TEXTS_SHARE = 4  # times the cells: tokens of earlier texts that are remembered
 
 
 class Entry:
     """Lets texts enter while there are sequences and cells for them.
 
     fetches: what loads prefixes from tiers; None: there are no tiers. spacing: tokens from one spare resume
-    point of a prompt to the next; 0: they are where steps end anyhow. reuse: parts of at least so many tokens
-    are moved; 0: none are. counts: gets prompt_tokens, prefix_hit_tokens and decoded_again.
+    point of a prompt to the next; 0: they are where steps end anyhow. reuse: see Edits. counts: gets
+    prompt_tokens, prefix_hit_tokens and decoded_again.
     """
 
     def __init__(
@@ -41,7 +45,9 @@ class Entry:
         self._readings = readings
         self._fetches = fetches
         self._spacing = spacing
-        self._reuse = reuse
+        n_cells = max((group.n_cells for group in running_set.kv.groups), default=0)
+        self._texts = EarlierTexts(_TEXTS_SHARE * n_cells)
+        self._edits = Edits(running_set, self._texts, reuse)
         self._counts = counts
 
     def admit(self) -> None:
@@ -80,15 +86,35 @@ class Entry:
         for sequence, fetch in self._fetches.finished():
             if self._fetches.show(sequence, fetch, self._running_set):
                 sequence.begin(fetch.plan.n)
-                self._begin(sequence, fetch.plan.n, fetch.plan.known)
+                self._begin(sequence, fetch.plan.known, plan=fetch.plan)
             else:
-                found = self._attached_again(sequence)
-                self._begin(sequence, found.n, min(found.match.n, len(sequence.ids) - 1))
+                self._attach_again(sequence)
 
-    def _find(self, sequence: RequestSequence) -> Found:
-        """What the cache has of it; but for the last token, which is decoded for its output."""
+    def _find(self, sequence: RequestSequence, *, loads: bool = True) -> Found:
+        """What the cache has of it; but for the last token, which is decoded for its output.
+
+        That is under its own salt, or under one that only edited texts of its session have. loads: whether
+        what tiers have may be loaded then.
+        """
+        sequence.salt = sequence.exact_salt
+        best = self._find_under(sequence, sequence.salt)
+        most = -1
+        for salt in self._edits.salts(sequence):
+            most = most if most >= 0 else self._n_to_have(sequence, sequence.salt, best, loads)
+            found = self._find_under(sequence, salt)
+            n = self._n_to_have(sequence, salt, found, loads)
+            if n > most:
+                best, sequence.salt, most = found, salt, n
+        return best
+
+    def _n_to_have(self, sequence: RequestSequence, salt: bytes, found: Found, loads: bool) -> int:
+        """How many of its tokens need not be decoded. found: what the cells have of it under the salt."""
+        plan = self._fetches.plan(sequence.ids, salt, found) if self._fetches and loads else None
+        return plan.n if plan else found.n
+
+    def _find_under(self, sequence: RequestSequence, salt: bytes) -> Found:
         ids = sequence.ids if self._running_set.shares else sequence.ids[:0]
-        return self._running_set.index.find(ids, len(sequence.ids) - 1, sequence.salt)
+        return self._running_set.index.find(ids, len(sequence.ids) - 1, salt)
 
     def _enter(self, sequence: RequestSequence, found: Found) -> bool:
         """It runs, if its cells will be there."""
@@ -98,7 +124,12 @@ class Entry:
         plan = self._fetches.plan(sequence.ids, sequence.salt, found) if self._fetches else None
         known = min(found.match.n, len(sequence.ids) - 1)
         self._scheduler.enter(sequence)
-        found = self._attached(sequence, plan.found if plan else found, moves=plan is None)
+        edit = self._edits.best(sequence, plan.n if plan else found.n)
+        if edit is not None:
+            if self._edited(sequence, edit):
+                return True
+            found, plan = self._find(sequence, loads=False), None  # room that was made may have been of it
+        found = self._attached(sequence, plan.found if plan else found)
         if not self._admission.fits(running, sequence, found.n):
             self._running_set.release(sequence)
             self._scheduler.leave(sequence)
@@ -107,35 +138,62 @@ class Entry:
         if self._fetches and plan:
             if found.n == plan.found.n and self._fetches.start(sequence, plan, self._running_set):
                 return True
-            found = self._attached_again(sequence)
-        self._begin(sequence, found.n, known)
+            self._attach_again(sequence)
+        else:
+            self._begin(sequence, known)
         return True
 
-    def _begin(self, sequence: RequestSequence, n: int, known: int) -> None:
-        """It has n tokens of its text, of which the cache knew more, perhaps, and decodes the rest."""
+    def _edited(self, sequence: RequestSequence, edit: Edit) -> bool:
+        """It runs as an earlier text with other tokens in its midst; False: it can't, and is empty."""
+        if not self._edits.make(sequence, edit):
+            return False
+        if not self._admission.fits(self._scheduler.running, sequence, 0):
+            self._running_set.release(sequence)
+            return False
+        self._begin(sequence, 0, edit=edit)
+        return True
+
+    def _begin(
+        self, sequence: RequestSequence, known: int, *, plan: Plan | None = None, edit: Edit | None = None
+    ) -> None:
+        """It has some tokens of its text, and decodes the rest. known: those that the cache had, perhaps.
+
+        plan: what was loaded of it. edit: what it was made by.
+        """
+        n_exact = self._edits.n_exact(sequence)
+        n = sequence.n_there
         if sequence.n_cached < 0:
+            if self._running_set.shares:
+                sequence.use = use_of(sequence, self._texts, plan, edit, n_exact=n_exact, known=known)
             sequence.enter(n, max(known - n, 0))
             self._counts["prompt_tokens"] += sequence.n_prompt
             self._counts["prefix_hit_tokens"] += sequence.n_cached
             self._counts["decoded_again"] += sequence.n_again
+        if self._running_set.shares:
+            self._tell_others(sequence, edit.n_exact if edit else n_exact)
         if self._running_set.needs_points and self._running_set.shares:
             for place in (*range(EVERY, len(sequence.ids), EVERY), len(sequence.ids) - 1, known):
                 sequence.add_place(place)
             sequence.spacing = self._spacing
 
-    def _attached_again(self, sequence: RequestSequence) -> Found:
-        """Its sequence has what the cells have of it, and nothing else."""
-        self._running_set.release(sequence)
-        return self._attached(sequence, self._find(sequence), moves=True)
+    def _tell_others(self, sequence: RequestSequence, n_exact: int) -> None:
+        """Later texts may be edits of this one, or of its forks."""
+        for each in (sequence, *sequence.forks):
+            each.salt, each.order = sequence.salt, sequence.order
+            each.earlier = each.known_as()
+            each.earlier.n_exact = n_exact
+            self._texts.add(each.earlier)
 
-    def _attached(self, sequence: RequestSequence, found: Found, *, moves: bool) -> Found:
-        """Its sequence has the most that can be had of it; returns what that is."""
-        moves = moves and self._reuse > 0
-        if moves and (n := attach_moved(self._running_set, sequence, found, self._reuse)):
-            sequence.begin(n)
-            return Found(found.match, n, None)
-        if moves:
-            found = self._find(sequence)  # room that was made for parts may have been of it
+    def _attach_again(self, sequence: RequestSequence) -> None:
+        """It begins with what the cells have of it, and nothing else."""
+        self._running_set.release(sequence)
+        edit = self._edits.best(sequence, self._find(sequence, loads=False).n)
+        if edit is None or not self._edited(sequence, edit):
+            found = self._attached(sequence, self._find(sequence, loads=False))
+            self._begin(sequence, min(found.match.n, len(sequence.ids) - 1))
+
+    def _attached(self, sequence: RequestSequence, found: Found) -> Found:
+        """Its sequence has what was found, or what can be had of it; returns what that is."""
         index = self._running_set.index
         try:
             sequence.last = index.attach(found, sequence.seq)

@@ -20,8 +20,8 @@ from pykvgraph.kv_cache.reserved_cells import Incoming, Place
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import Found, Match
 from pykvgraph.tiers.loader import Loader, Prefetch, places_for
-from pykvgraph.tiers.peers import Cost, LoadRate
-from pykvgraph.tiers.record import REASONS, Name, Reason
+from pykvgraph.tiers.peers import LoadRate
+from pykvgraph.tiers.record import REASONS, Reason
 from pykvgraph.tiers.rows import Saver
 from pykvgraph.tiers.search import parts_of
 from pykvgraph.tiers.store import Store
@@ -78,14 +78,13 @@ class Fetches:
         path = path[: names[0].begin // block.N_TOKENS + 1]
         known = min(max(found.match.n, known), limit)
         start = Found(Match(path, None, 0, path[-1].end), path[-1].end, None)
-        plan = Plan(start, names, n, known, self._cost(names), self._seconds(found.n, n))
+        sizes = [self.store.size_of(name.key) for name in names]
+        on_disk = [is_on_disk for _, is_on_disk in sizes]
+        plan = Plan(start, names, n, known, self._rate.cost(sizes), self._seconds(found.n, n), on_disk)
         if self._rate.seconds(plan.cost) >= plan.seconds:
             self._rate.refuse(plan.cost)
             return None
         return plan
-
-    def _cost(self, names: Sequence[Name]) -> Cost:
-        return self._rate.cost(self.store.size_of(name.key) for name in names)
 
     # ---- how it comes
 

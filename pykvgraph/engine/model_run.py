@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context, LastOutput
@@ -65,7 +65,7 @@ class ModelRun:
         for chunk in chunks[n_single:]:
             self._add(chunk)
         self._ctx.set_adapters(chunks[0].sequence.adapters)
-        rows = iter(self._ctx.decode_rows(batch))
+        rows = iter(self._ctx.decode_rows(batch, repair=any(chunk.sequence.anew for chunk in chunks)))
         self._counts["decoded"] += len(batch)
         for chunk in chunks:
             chunk.sequence.n_beyond = len(chunk.draft)
@@ -74,11 +74,14 @@ class ModelRun:
     def _add(self, chunk: Chunk) -> None:
         """More than a token of an answer."""
         sequence, n, ends, draft = chunk
-        begin, n_drafted = sequence.n_decoded, len(draft)
-        ids = sequence.ids[begin : begin + n]
         if draft:
+            begin, n_drafted = sequence.n_decoded, len(draft)
+            ids = sequence.ids[begin : begin + n]
             # of a window everything stays that the last token saw; states are kept behind each token
             behind = range(begin + 1, begin + 1 + n_drafted) if self._keeps_states else ()
             self._batch.extend([*ids, *draft], begin, (sequence.seq,), "all", behind)
         else:
-            self._batch.extend(ids, begin, (sequence.seq,), "last" if ends else False)
+            runs = sequence.next_tokens(n)
+            for run in runs:
+                output: Literal["last", False] = "last" if ends and run == runs[-1] else False
+                self._batch.extend(sequence.ids[slice(*run)], run[0], (sequence.seq,), output)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pykvgraph.context.common_length import common_length
-from pykvgraph.engine.request_sequence import RequestSequence
-from pykvgraph.engine.running_set import RunningSet
-from pykvgraph.errors import KVGraphError
-from pykvgraph.prefix import block
-from pykvgraph.prefix.index import Found, Match
-from pykvgraph.prefix.node import Node
+from pykvgraph.kv_cache.cache import KVCache
 
 
 class Part(NamedTuple):
@@ -22,54 +18,66 @@ class Part(NamedTuple):
     n: int
 
 
-def parts_of(old: array[int], new: array[int], n: int, least: int) -> list[Part]:
-    """What the new text says of the old one behind the first n tokens, which both have, without a gap.
+def parts_of(old: array[int], new: array[int], n: int, least: int, *, gaps: bool = False) -> list[Part]:
+    """What the new text says of the old one behind the first n tokens, which both have.
 
-    Each part has at least `least` tokens, and is the next one in the old text, as in llama-server.
+    Each part has at least `least` tokens, and is the next one in the old text, as in llama-server. gaps: the
+    new text may say something else between two parts; without, each part follows on the one before it.
     """
     old_bytes, new_bytes, size = old.tobytes(), new.tobytes(), old.itemsize
     parts, at_old, at_new = [], n, n
+    lasts: dict[int, int] = {}
     while at_new + least <= len(new):
         begin = _find(old_bytes, new_bytes[at_new * size : (at_new + least) * size], at_old * size, size)
-        if begin < 0:
+        if begin < 0 and not gaps:
             break
+        if begin < 0:
+            lasts = lasts or _last_places(old_bytes, least * size, size)
+            at_new = _next_known(new_bytes, at_new + 1, least, size, lasts, at_old)
+            continue
         n_same = common_length(old_bytes[begin:], new_bytes[at_new * size :])
         parts.append(Part(begin // size, at_new, n_same))
         at_old, at_new = begin // size + n_same, at_new + n_same
     return parts
 
 
-def attach_moved(running_set: RunningSet, sequence: RequestSequence, found: Found, least: int) -> int:
-    """Shows its sequence what was found, and moved parts behind that; 0: there are none, and it is empty.
+def anew_of(parts: Sequence[Part], repair: int) -> list[int]:
+    """The tokens up to the end of the last part that are to be decoded, by their numbers.
 
-    Returns how many of its tokens the sequence has. The newest text that begins with what was found is the
-    one whose parts are moved. The cells are copied where others see them, so that these keep theirs.
+    They are in no part, or the first `repair` ones of a part that is behind a seam.
     """
-    path = _newest(found.match)
-    old = array("i", b"".join(node.tokens for node in path))
-    parts = parts_of(old, sequence.ids[:-1], found.n, least)
-    if not parts:
-        return 0
-    index, kv, seq = running_set.index, running_set.kv, sequence.seq
-    stop = parts[-1].old + parts[-1].n
-    try:
-        sequence.last = index.attach(Found(Match(path, None, 0, stop), stop, None), seq)
-    except (KVGraphError, MemoryError):
-        return 0
-    running_set.retreat(sequence, found.n)
-    try:
-        if not index.make_room(sum(part.n for part in parts)):
-            raise KVGraphError("others have the cells")
-        for part in parts:
-            kv.seq_rm(seq, part.new, part.old)
-            kv.seq_add(seq, part.old, part.old + part.n, part.new - part.old)
-    except (KVGraphError, MemoryError):
-        kv.seq_rm(seq, -1, -1)
-        index.unpin(sequence.last)
-        sequence.last = None
-        running_set.start_over_if_broken()
-        return 0
-    return parts[-1].new + parts[-1].n
+    anew: list[int] = []
+    end = 0
+    for part in parts:
+        anew += range(end, part.new)
+        if part.old or part.new:  # else it begins both texts
+            anew += range(part.new, part.new + min(repair, part.n))
+        end = part.new + part.n
+    return anew
+
+
+def move(kv: KVCache, seq: int, parts: Sequence[Part]) -> None:
+    """A sequence that has the old text gets the parts of the new one, each at its new positions.
+
+    Raises what KVCache.seq_rm() and seq_add() raise; the sequence may have anything then.
+    """
+    end = 0
+    for part in parts:
+        if part.old > end:
+            kv.seq_rm(seq, end, part.old)
+        end = part.old + part.n
+    kv.seq_rm(seq, end, -1)
+    # so that no part comes where another one still is
+    down = [part for part in parts if part.new < part.old]
+    up = [part for part in reversed(parts) if part.new > part.old]
+    for part in (*down, *up):
+        kv.seq_add(seq, part.old, part.old + part.n, part.new - part.old)
+
+
+def n_copied(kv: KVCache, seq: int, parts: Sequence[Part]) -> int:
+    """How many empty cells move() needs: parts that move leave those that others have."""
+    moved = [part for part in parts if part.new != part.old]
+    return sum(kv.seq_count(seq, part.old, part.old + part.n).n_shared for part in moved)
 
 
 def _find(text: bytes, part: bytes, begin: int, size: int) -> int:
@@ -80,11 +88,14 @@ def _find(text: bytes, part: bytes, begin: int, size: int) -> int:
     return at
 
 
-def _newest(match: Match) -> list[Node]:
-    """Nodes from the root to the end of the text that was used last, of those that begin with the match."""
-    path = list(match.path)
-    run = match.child.tokens[: match.run * block.TOKEN_BYTES] if match.child else b""
-    while nodes := [node for node in path[-1].children.values() if node.tokens.startswith(run)]:
-        path.append(max(nodes, key=lambda node: node.used))
-        run = b""
-    return path
+def _last_places(text: bytes, n_bytes: int, size: int) -> dict[int, int]:
+    """By the hash of what begins at a token: the last token where that is so."""
+    return {hash(text[at : at + n_bytes]): at // size for at in range(0, len(text) - n_bytes + 1, size)}
+
+
+def _next_known(text: bytes, at: int, n: int, size: int, lasts: dict[int, int], least: int) -> int:
+    """The first token from `at` on where n tokens begin that `lasts` has at `least` or behind it."""
+    end = len(text) // size - n
+    while at <= end and lasts.get(hash(text[at * size : (at + n) * size]), -1) < least:
+        at += 1
+    return at

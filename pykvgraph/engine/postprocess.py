@@ -59,7 +59,7 @@ class Postprocess:
     def _advance(self, sequence: RequestSequence, n: int, to_end: bool) -> None:
         """These tokens of it are in the cache: the index learns of them."""
         begin = sequence.n_decoded
-        sequence.n_decoded += n
+        sequence.advance(n)
         if not self._running_set.shares:
             return
         self._running_set.keep(sequence, to_end=to_end)

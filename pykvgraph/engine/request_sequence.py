@@ -6,6 +6,7 @@ import bisect
 import enum
 import math
 import time
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
@@ -14,11 +15,12 @@ import numpy.typing as npt
 
 from pykvgraph.context.context import LastOutput
 from pykvgraph.engine.context_window import Window
+from pykvgraph.engine.earlier_texts import EarlierText
 from pykvgraph.engine.own_rows import OwnRows
 from pykvgraph.engine.speculation.gate import Acceptance
 from pykvgraph.engine.speculation.lookup import Lookup
-from pykvgraph.engine.types import Completion, PromptProgress, TextLook
-from pykvgraph.model.adapter import Active
+from pykvgraph.engine.types import CacheUse, Completion, PromptProgress, TextLook
+from pykvgraph.model.adapter import Active, key_of
 from pykvgraph.model.tokenizer import Tokenizer
 from pykvgraph.params.params import SamplingParams
 from pykvgraph.prefix.block import N_TOKENS
@@ -47,7 +49,8 @@ class Status(enum.Enum):
 class Plan(NamedTuple):
     """found: what the cells have, up to the first part. names: the parts behind it. n: how many of its tokens
     the text has then. known: how many of them are in cells or parts, though the model may not go on from all.
-    cost: of loading. seconds: that decoding takes in its place.
+    cost: of loading. seconds: that decoding takes in its place. on_disk: of each part, whether it is there
+    alone.
     """
 
     found: Found
@@ -56,6 +59,7 @@ class Plan(NamedTuple):
     known: int
     cost: Cost
     seconds: float
+    on_disk: Sequence[bool]
 
     @property
     def end(self) -> int:
@@ -92,6 +96,19 @@ class SaidText(NamedTuple):
     stopping_word: str
 
 
+class CacheTerms(NamedTuple):
+    """Of which other texts a text may have parts.
+
+    key: the caller's salt. session: whose it is; b"": it has no name. edits: whether it may be an earlier
+    text with other tokens in its midst, whose cells are approximate then.
+    """
+
+    key: bytes = b""
+    session: bytes = b""
+    edits: bool = False
+
+
+ANY_TERMS = CacheTerms()
 COPIED_EVERY = 64  # positions of an answer from one resume point that copies get to the next
 
 
@@ -133,6 +150,9 @@ class RequestSequence(Tokens):
     fetch: what comes from outside the cells; meanwhile it decodes nothing.
     unsaid: its last outputs, while its grammar takes long to tell what may follow; it decodes nothing then.
     adapters: those that it is decoded under; they are in `salt`, too.
+    salt: under which the index has its cells; exact_salt: while none of them is approximate.
+    anew: of the first n_decoded tokens those that are to be decoded in place, before what comes behind them.
+    earlier: what others may know of it. use: where the tokens came from that the cache had.
     copies: gets what the index has of it, as it comes, n_copied tokens so far; None: nobody does.
     """
 
@@ -147,13 +167,18 @@ class RequestSequence(Tokens):
         window: Window | None = None,
         adapters: Active = (),
         copies: Saver | None = None,
+        terms: CacheTerms = ANY_TERMS,
     ) -> None:
         super().__init__()
         self.ids.frombytes(prompt.tobytes())
         self.request = request
         self.priority = params.priority
-        self.salt = salt
+        self.salt = self.exact_salt = salt
+        self.terms = terms
         self.adapters = adapters
+        self.anew: array[int] = array("i")
+        self.earlier: EarlierText | None = None
+        self.use = CacheUse()
         self.copies = copies
         self.n_copied = 0
         self.n_prompt = len(prompt)
@@ -212,6 +237,21 @@ class RequestSequence(Tokens):
         return Status.PREFILL if self.n_todo > 1 else Status.DECODE
 
     @property
+    def n_todo(self) -> int:
+        """Tokens that are known and to be decoded."""
+        return len(self.ids) - self.n_there
+
+    @property
+    def n_there(self) -> int:
+        """How many of its tokens have cells that stay as they are."""
+        return self.n_decoded - len(self.anew)
+
+    @property
+    def n_shareable(self) -> int:
+        """As Tokens.n_shareable; nothing while tokens are to be decoded anew."""
+        return 0 if self.anew else super().n_shareable
+
+    @property
     def decodes(self) -> bool:
         """Whether all but its last token is decoded, so that it says one a step."""
         return self.n_todo == 1
@@ -257,10 +297,48 @@ class RequestSequence(Tokens):
 
     def report(self, now: float) -> None:
         """Tells how far the prompt is, until something is said; if it is farther than was told."""
-        n = min(self.n_decoded, self.n_prompt)
+        n = min(self.n_there, self.n_prompt)
         if not self._n_said and n > self._n_reported:
             self._n_reported = n
             self.request._report(PromptProgress(self.n_prompt, self.n_cached, n, now - self._entered))
+
+    def next_tokens(self, n: int) -> list[tuple[int, int]]:
+        """The numbers of the next n that are decoded, in runs: (begin, end)."""
+        if not self.anew:
+            return [(self.n_decoded, self.n_decoded + n)]
+        runs: list[tuple[int, int]] = []
+        behind = range(self.n_decoded, self.n_decoded + max(n - len(self.anew), 0))
+        for at in (*self.anew[:n], *behind):
+            if runs and runs[-1][1] == at:
+                runs[-1] = (runs[-1][0], at + 1)
+            else:
+                runs.append((at, at + 1))
+        return runs
+
+    def advance(self, n: int) -> None:
+        """The next n of its tokens are decoded."""
+        n_anew = min(n, len(self.anew))
+        del self.anew[:n_anew]
+        self.n_decoded += n - n_anew
+
+    def edit(self, salt: bytes, n_decoded: int, anew: Iterable[int]) -> None:
+        """Its sequence has parts of an earlier text."""
+        self.begin(n_decoded)
+        self.salt, self.anew = salt, array("i", anew)
+
+    def empty(self) -> None:
+        """Its sequence has nothing any more."""
+        if self.earlier is not None:
+            self.earlier.n_read = max(self.earlier.n_read, self.n_shareable)
+        self.n_decoded = self.n_beyond = 0
+        self.anew = array("i")
+        if self.own is None:  # those are as they were
+            self.salt = self.exact_salt
+
+    def known_as(self) -> EarlierText:
+        """What others may know of it."""
+        adapters, terms = key_of(self.adapters), self.terms
+        return EarlierText(self.ids, self.salt, terms.key, terms.session, adapters, self.order)
 
     def discard(self, begin: int, end: int) -> None:
         """As Tokens.discard()."""
@@ -271,6 +349,7 @@ class RequestSequence(Tokens):
     def follow(self, other: RequestSequence) -> None:
         """It begins to run as a fork of another one, and has what that one has."""
         self.n_decoded, self.last, self.n_copied = other.n_decoded, other.last, other.n_copied
+        self.salt, self.use = other.salt, other.use
         self.n_cached, self.n_again, self._entered = other.n_cached, other.n_again, other._entered
 
     def add_place(self, position: int) -> None:
@@ -289,7 +368,7 @@ class RequestSequence(Tokens):
             del self.places[0]
         n = self.n_todo
         if self.window is not None:
-            n = min(n, self.window.n_ctx - 1 - self.n_decoded)
+            n = min(n, self.window.n_ctx - 1 - self.n_there)
         if self.places:
             n = min(n, self.places[0] - self.n_decoded)
         if self.spacing:
@@ -320,7 +399,7 @@ class RequestSequence(Tokens):
             seq=self.seq,
             n_prompt=self.n_prompt,
             n_cached=self.n_cached,
-            n_decoded=self.n_decoded,
+            n_decoded=self.n_there,
             n_said=self._n_said,
             seconds=now - self._submitted,
             status=self.status.value,
@@ -391,5 +470,6 @@ class RequestSequence(Tokens):
             drafted=self.record.drafted,
             accepted=self.record.accepted,
             logprob=said.logprob,
+            cache=self.use,
         )
         self.request._complete(sample, completion)

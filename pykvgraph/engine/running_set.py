@@ -104,7 +104,7 @@ class RunningSet:
             sequence.last = None
         for seq in (sequence.seq, *sequence.fork_seqs):
             self.kv.seq_rm(seq, -1, -1)
-        sequence.n_decoded = sequence.n_beyond = 0
+        sequence.empty()
 
     def cut(self, sequence: RequestSequence) -> bool:
         """Removes from its sequence what is left of a draft; False: that failed, and it can't go on."""
@@ -124,8 +124,11 @@ class RunningSet:
             sequence.last = self.index.extend(sequence.last, sequence.ids, n, sequence.seq, to_end=to_end)
 
     def copy(self, sequence: RequestSequence, to_end: bool) -> None:
-        """Sends the text's new whole blocks to `sequence.copies`; to_end: and what is behind them."""
-        if sequence.copies is None or sequence.last is None:
+        """Sends the text's new whole blocks to `sequence.copies`; to_end: and what is behind them.
+
+        Nothing of one that has approximate cells: nobody would find it.
+        """
+        if sequence.copies is None or sequence.last is None or sequence.salt != sequence.exact_salt:
             return
         end = sequence.last.end
         if to_end or end > sequence.n_copied:

@@ -36,8 +36,8 @@ class Stepper:
     A step is: schedule (who enters, which tokens come next), run (one batch), postprocess (what is said).
 
     overcommit: a text enters when its prompt fits; without, when all that it may become fits. speculation:
-    None: there are no drafts. reuse: parts of at least so many tokens are moved; 0: none are. tiers: where
-    prefixes go whose cells are needed; None: nowhere.
+    None: there are no drafts. reuse: see Edits. tiers: where prefixes go whose cells are needed; None:
+    nowhere.
     """
 
     def __init__(

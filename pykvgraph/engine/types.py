@@ -8,6 +8,39 @@ from typing import Literal, NamedTuple
 
 from pykvgraph.types import CellGroup, CellsView
 
+# why a token was decoded that an earlier request had read. parted: that one has another token there. evicted:
+# others needed its cells. no_resume_point: the model can't go on there. other_key, other_adapter: it was read
+# under another salt, or under other adapters. edited: it is the first behind a seam that is repaired
+MissReason = Literal["parted", "evicted", "no_resume_point", "other_key", "other_adapter", "edited"]
+
+
+class Miss(NamedTuple):
+    """The first token that was decoded although an earlier request had read as much of the same text.
+
+    at: its number. token, request: of "parted", what the earlier text has there, and the number of its
+    request, in the order in which they came; else None.
+    """
+
+    at: int
+    reason: MissReason
+    token: int | None = None
+    request: int | None = None
+
+
+class CacheUse(NamedTuple):
+    """Where the tokens of a prompt came from that were not decoded.
+
+    cells: the cache had them. ram, disk: they were loaded from there (Tiers). edited: the cache had them, and
+    they were decoded behind other tokens than the prompt's (docs/editing.md). miss: None where all that an
+    earlier request had read was there.
+    """
+
+    cells: int = 0
+    ram: int = 0
+    disk: int = 0
+    edited: int = 0
+    miss: Miss | None = None
+
 
 @dataclass(frozen=True)
 class Completion:
@@ -21,7 +54,8 @@ class Completion:
     ended the text included. waited: seconds from submit() until it began to run; NaN if it never did.
     n_discarded: tokens of the prompt and the text that were given up to go on (Window). drafted: tokens that
     were decoded because they might follow; accepted: how many of these did. logprob: the sum of its Pieces'
-    logprob: of beams the log probability of the whole text, -inf where there is no such text.
+    logprob: of beams the log probability of the whole text, -inf where there is no such text. cache: where
+    the n_cached tokens came from.
     """
 
     text: str
@@ -39,6 +73,7 @@ class Completion:
     drafted: int
     accepted: int
     logprob: float
+    cache: CacheUse
 
 
 @dataclass(frozen=True)

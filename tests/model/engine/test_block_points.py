@@ -55,9 +55,9 @@ def test_they_take_no_cells_that_others_need(model: kvg.Model, monkeypatch: pyte
     points make way: nothing is decoded without its drafts, and nobody is preempted."""
     real, lacking = kvg.Context.decode_rows, []
 
-    def noted(ctx: kvg.Context, batch: kvg.Batch) -> Any:
+    def noted(ctx: kvg.Context, batch: kvg.Batch, **options: Any) -> Any:
         try:
-            return real(ctx, batch)
+            return real(ctx, batch, **options)
         except kvg.CacheFullError as error:
             lacking.append(error)
             raise
@@ -95,11 +95,11 @@ def test_a_decode_that_lacks_cells_takes_theirs(model: kvg.Model, monkeypatch: p
     """They make way before anything else does."""
     real, n_failures = kvg.Context.decode_rows, [3]
 
-    def lacking(ctx: kvg.Context, batch: kvg.Batch) -> Any:
+    def lacking(ctx: kvg.Context, batch: kvg.Batch, **options: Any) -> Any:
         if n_failures[0]:
             n_failures[0] -= 1
             raise kvg.CacheFullError("as many cells as the test wants are missing")
-        return real(ctx, batch)
+        return real(ctx, batch, **options)
 
     with kvg.Engine(model, n_ctx=8192, n_seq_max=2, n_batch=64, **F32) as engine:
         engine.submit(ids_of(model, 300, 5), READ).result(60)

@@ -65,12 +65,12 @@ def test_a_sequence_that_always_fails_ends_its_request(small: kvg.Model, broken:
         other = engine.submit(OTHER, TALK)
         decode = engine.context.decode_rows
 
-        def fails(batch: kvg.Batch) -> Any:
+        def fails(batch: kvg.Batch, **options: Any) -> Any:
             if not three.done and len(batch) < 3:
                 raise kvg.DeviceError("broken")
             if not three.done:
                 raise kvg.DeviceError("too many")
-            return decode(batch)
+            return decode(batch, **options)
 
         engine.context.decode_rows = fails  # type: ignore[method-assign]
         assert are_likeliest(small, OTHER, other.result().tokens)

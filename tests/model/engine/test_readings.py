@@ -178,7 +178,7 @@ def test_a_device_that_fails_for_others(model: kvg.Model, monkeypatch: pytest.Mo
     """The whole cache is lost with the text that runs: what is read fails too, and the next one is right."""
     ids, left = ids_of(model, N_TOKENS, 1), [1, 1]
 
-    def breaks(*_: Any) -> Any:
+    def breaks(*_: Any, **__: Any) -> Any:
         if left:
             left.pop()
             raise kvg.DeviceError("broken")

@@ -172,7 +172,7 @@ class Race:
     def is_third(self, sequence: RequestSequence) -> bool:
         return sequence.request is self.third
 
-    def has_third(self, batch: kvg.Batch) -> bool:
+    def has_third(self, batch: kvg.Batch, **_: Any) -> bool:
         running = self.engine._loop.stepper._running_set.scheduler.running
         return any(self.is_third(each) and each.seq in batch.snapshot().seq_id.tolist() for each in running)
 

@@ -304,11 +304,11 @@ def test_drafts_end_at_their_share_of_the_cells(
     with kvg.Engine(small, n_ctx=512, n_seq_max=1, background=False, **options) as engine:
         decode, most = engine.context.decode_rows, 0
 
-        def watched(batch: kvg.Batch) -> Any:
+        def watched(batch: kvg.Batch, **options: Any) -> Any:
             nonlocal most
             if engine.stats().decoded_tokens and len(batch) > 1:
                 most = max(most, engine.context.kv.n_used + len(batch))
-            return decode(batch)
+            return decode(batch, **options)
 
         engine.context.decode_rows = watched  # type: ignore[method-assign]
         engine.submit([5, 6, 7] * 8, kvg.SamplingParams(max_tokens=480)).result()
@@ -324,10 +324,10 @@ def test_a_batch_that_fails_is_decoded_without_drafts(small: kvg.Model, eager: N
     with kvg.Engine(small, n_ctx=512, n_seq_max=2, background=False, draft="ngram", **F32) as engine:
         decode = engine.context.decode_rows
 
-        def fails(batch: kvg.Batch) -> Any:
+        def fails(batch: kvg.Batch, **options: Any) -> Any:
             if len(batch) > 1 and engine.stats().decoded_tokens:
                 raise kvg.DeviceError("broken")
-            return decode(batch)
+            return decode(batch, **options)
 
         engine.context.decode_rows = fails  # type: ignore[method-assign]
         found = engine.submit(prompt, kvg.SamplingParams(max_tokens=12)).result()

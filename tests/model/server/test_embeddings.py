@@ -169,9 +169,9 @@ class Parts:
             self.before()
             decode(batch, scores=scores, repair=repair)
 
-        def slow(batch: kvg.Batch) -> Any:
+        def slow(batch: kvg.Batch, **options: Any) -> Any:
             time.sleep(0.005)  # so that a stream lasts
-            return decode_rows(batch)
+            return decode_rows(batch, **options)
 
         engine.context.decode = heard  # type: ignore[method-assign,assignment]
         engine.context.decode_rows = slow  # type: ignore[method-assign]

@@ -1,0 +1,142 @@
+"""Texts that are earlier ones with other tokens in their midst: which, and how they get their cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pykvgraph.context.common_length import common_length
+from pykvgraph.engine.earlier_texts import EarlierText, EarlierTexts
+from pykvgraph.engine.moved_parts import Part, anew_of, move, n_copied, parts_of
+from pykvgraph.engine.request_sequence import RequestSequence
+from pykvgraph.engine.running_set import RunningSet
+from pykvgraph.errors import CacheFullError, KVGraphError
+from pykvgraph.prefix import block
+from pykvgraph.prefix.index import Found, Match
+from pykvgraph.sequence.edits import REPAIR
+
+
+class Edit(NamedTuple):
+    """A new text as parts of an earlier one.
+
+    match: what the index has of the earlier one. parts: of it, the first of which may begin both. anew: see
+    anew_of(). salt: of the new one. n_had: tokens at its beginning that are there, and exact.
+    """
+
+    match: Match
+    parts: Sequence[Part]
+    anew: list[int]
+    salt: bytes
+    n_had: int
+
+    @property
+    def n(self) -> int:
+        """Tokens up to the end of the last part."""
+        return self.parts[-1].new + self.parts[-1].n
+
+    @property
+    def n_there(self) -> int:
+        """How many of these are not decoded."""
+        return self.n - len(self.anew)
+
+    @property
+    def n_exact(self) -> int:
+        """How many tokens at the beginning are exact once those of `anew` are decoded."""
+        n = self.n_had
+        for at in self.anew:
+            n += at == n
+        return n
+
+
+class Edits:
+    """Finds and makes them, where the cache can move cells: in layers that keep every position.
+
+    texts: what requests have read. reuse: every text may have parts of others, of at least so many tokens,
+    with nothing between them and nothing repaired, as llama-server's --cache-reuse; 0: only those that ask
+    for edits, with REPAIR tokens behind each seam.
+    """
+
+    def __init__(self, running_set: RunningSet, texts: EarlierTexts, reuse: int) -> None:
+        kv = running_set.kv
+        self._running_set = running_set
+        self._texts = texts
+        self._reuse = reuse
+        self._can_move = kv.can_shift and all(group.kind == "full" for group in kv.groups)
+
+    def are_for(self, sequence: RequestSequence) -> bool:
+        """Whether the text may have approximate cells. One that began without them goes on without."""
+        is_asked = sequence.terms.edits or self._reuse > 0
+        may_begin = sequence.n_cached < 0 or sequence.use.edited > 0
+        return is_asked and may_begin and self._can_move and self._running_set.shares
+
+    def salts(self, sequence: RequestSequence) -> Iterator[bytes]:
+        """Under which there is more of its text than under its own, perhaps, as earlier ones were edited."""
+        if self.are_for(sequence):
+            yield from dict.fromkeys(text.salt for text in self._candidates(sequence))
+
+    def best(self, sequence: RequestSequence, n_had: int) -> Edit | None:
+        """The one that leaves the least to decode; None: it is not worth it, as there are n_had tokens."""
+        if not self.are_for(sequence):
+            return None
+        found: Edit | None = None
+        n_most = n_had + (REPAIR if sequence.terms.edits else 0)
+        for text in self._candidates(sequence):
+            edit = self._of(text, sequence)
+            if edit is not None and edit.n_there > n_most:
+                found, n_most = edit, edit.n_there
+        return found
+
+    def make(self, sequence: RequestSequence, edit: Edit) -> bool:
+        """Its empty sequence gets the parts, and nothing else; False: it can't, and is empty.
+
+        Cells are copied where others have them, so that these keep theirs.
+        """
+        running_set, kv, seq = self._running_set, self._running_set.kv, sequence.seq
+        index, stop = running_set.index, edit.parts[-1].old + edit.parts[-1].n
+        try:
+            # the sequence sees the cells, and so they stay
+            index.unpin(index.attach(Found(edit.match, stop, None), seq))
+            self._make_room(seq, edit.parts)
+            move(kv, seq, edit.parts)
+        except (KVGraphError, MemoryError):
+            kv.seq_rm(seq, -1, -1)
+            running_set.start_over_if_broken()
+            return False
+        sequence.edit(edit.salt, edit.n, edit.anew)
+        sequence.last = index.begin(edit.salt)
+        return True
+
+    def n_exact(self, sequence: RequestSequence) -> int:
+        """How many tokens are exact of what the index has of a text under its salt."""
+        found = [text.n_exact for text in self._texts if text.salt == sequence.salt]
+        return min(found, default=0) if sequence.salt != sequence.exact_salt else len(sequence.ids)
+
+    def _make_room(self, seq: int, parts: Sequence[Part]) -> None:
+        """For copies. What the index gives up of the earlier text itself need not be copied any more."""
+        index, kv = self._running_set.index, self._running_set.kv
+        while (n_lacking := n_copied(kv, seq, parts) - kv.n_free) > 0:
+            for _ in range(-(-n_lacking // block.N_TOKENS)):
+                if not index.evict():
+                    raise CacheFullError("other texts have the cells")
+
+    def _candidates(self, sequence: RequestSequence) -> list[EarlierText]:
+        return self._texts.of_session(sequence.known_as())
+
+    def _of(self, text: EarlierText, sequence: RequestSequence) -> Edit | None:
+        """The text in place of an earlier one; None: nothing of that would be moved, or is there."""
+        match = self._running_set.index.match(text.ids, text.salt)
+        repair = REPAIR if sequence.terms.edits else 0
+        # the last token is decoded for its output; what reads edited text is never approximate itself
+        old, new = text.ids[: match.n], sequence.ids[: -max(repair, 1)]
+        begin = common_length(old, new)
+        least, gaps = (2 * repair, True) if repair else (self._reuse, False)
+        parts = parts_of(old, new, begin, least, gaps=gaps)
+        if not parts:
+            return None
+        if begin:
+            parts.insert(0, Part(0, 0, begin))
+        spans = np.array(parts, np.int64).tobytes()
+        salt = block.edited(text.salt, sequence.terms.session, spans, repair)
+        return Edit(match, parts, anew_of(parts, repair), salt, min(begin, text.n_exact))

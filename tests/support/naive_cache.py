@@ -1,0 +1,149 @@
+"""A cache without K and V: each cell knows what its token had read when it was decoded, and for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pykvgraph as kvg
+from pykvgraph.kv_cache.cache import KVCache
+from pykvgraph.kv_cache.hold import Hold
+from pykvgraph.types import SeqCount
+
+
+def key_of(token: int, read: Iterable[int]) -> int:
+    """What a token's K and V are a function of: the token, and the K and V of those before it."""
+    return hash((token, *read))
+
+
+def exact_keys(ids: Sequence[int]) -> list[int]:
+    """Of a text that is decoded from its beginning on."""
+    keys: list[int] = []
+    for token in ids:
+        keys.append(key_of(token, keys))
+    return keys
+
+
+@dataclass(eq=False)
+class NaiveCell:
+    """who: whose request decoded it, or moved it last."""
+
+    pos: int
+    key: int
+    who: str
+    seqs: set[int]
+    holds: set[int] = field(default_factory=set)
+
+
+class NaiveCache:
+    """The calls of a KVCache that the engine's entry makes, of full attention. who: for whom it works now."""
+
+    def __init__(self, n_cells: int, n_seq_max: int) -> None:
+        self.who = ""
+        self.can_shift = True
+        self.cells_used: list[NaiveCell] = []
+        self._n_cells, self._n_seq_max = n_cells, n_seq_max
+        self._n_holds = 0
+        self.groups = [SimpleNamespace(kind="full", n_cells=n_cells, window=0, cell_bytes=1)]
+
+    def as_cache(self) -> KVCache:
+        return cast(KVCache, self)
+
+    @property
+    def n_free(self) -> int:
+        return self._n_cells - len(self.cells_used)
+
+    def text(self, seq: int) -> list[NaiveCell]:
+        """The cells of a sequence, by position."""
+        return sorted((cell for cell in self.cells_used if seq in cell.seqs), key=lambda cell: cell.pos)
+
+    def cells(self, number: int) -> Any:
+        import numpy as np
+
+        seen = np.zeros((self._n_cells, self._n_seq_max), np.bool_)
+        for index, cell in enumerate(self.cells_used):
+            seen[index, list(cell.seqs)] = True
+        return SimpleNamespace(seq=seen)
+
+    def decode(self, seq: int, ids: Sequence[int], places: Iterable[int]) -> None:
+        """These tokens of a text, in rising order, each in place of what stands there."""
+        for place in places:
+            text = self.text(seq)
+            read = [cell.key for cell in text if cell.pos < place]
+            assert len(read) == place, "a token is decoded before others that it is to see"
+            self._leave([cell for cell in text if cell.pos == place], seq)
+            assert self.n_free, "there is no cell for a token"
+            self.cells_used.append(NaiveCell(place, key_of(ids[place], read), self.who, {seq}))
+
+    def update(self) -> None: ...
+
+    def seq_pos_max(self, seq: int) -> int:
+        return max((cell.pos for cell in self.text(seq)), default=-1)
+
+    def seq_rm(self, seq: int, p0: int, p1: int) -> None:
+        self._leave(self._range(seq, p0, p1), seq)
+
+    def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
+        for cell in self._range(src, p0, p1):
+            cell.seqs.add(dst)
+
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        moving = self._range(seq, p0, p1)
+        there = {cell.pos for cell in self.text(seq)} - {cell.pos for cell in moving}
+        assert not there & {cell.pos + delta for cell in moving}, "two tokens are on one position"
+        if sum(map(self._is_shared, moving)) > self.n_free:
+            raise kvg.CacheFullError("no room for copies")
+        for cell in moving:
+            if self._is_shared(cell):
+                cell.seqs.remove(seq)
+                self.cells_used.append(NaiveCell(cell.pos + delta, cell.key, self.who, {seq}))
+            else:
+                cell.pos, cell.who = cell.pos + delta, self.who
+
+    def seq_count(self, seq: int, p0: int, p1: int) -> SeqCount:
+        found = self._range(seq, p0, p1)
+        return SeqCount(len(found), sum(map(self._is_shared, found)))
+
+    def hold(self, seq: int, p0: int, p1: int) -> Hold:
+        found = self._range(seq, p0, p1)
+        assert [cell.pos for cell in sorted(found, key=lambda cell: cell.pos)] == list(range(p0, p1))
+        self._n_holds += 1
+        for cell in found:
+            cell.holds.add(self._n_holds)
+        return cast(Hold, NaiveHold(self, self._n_holds, p0))
+
+    def attach(self, hold: NaiveHold, seq: int, p1: int = -1) -> None:
+        assert hold.p0 == self.seq_pos_max(seq) + 1
+        for cell in self.cells_used:
+            if hold.number in cell.holds and (p1 < 0 or cell.pos < p1):
+                cell.seqs.add(seq)
+
+    def release(self, number: int) -> None:
+        for cell in self.cells_used:
+            cell.holds.discard(number)
+        self.cells_used = [cell for cell in self.cells_used if cell.seqs or cell.holds]
+
+    def _range(self, seq: int, p0: int, p1: int) -> list[NaiveCell]:
+        return [cell for cell in self.text(seq) if cell.pos >= p0 and (p1 < 0 or cell.pos < p1)]
+
+    def _is_shared(self, cell: NaiveCell) -> bool:
+        return len(cell.seqs) > 1 or bool(cell.holds)
+
+    def _leave(self, cells: Iterable[NaiveCell], seq: int) -> None:
+        for cell in cells:
+            cell.seqs.discard(seq)
+        self.cells_used = [cell for cell in self.cells_used if cell.seqs or cell.holds]
+
+
+@dataclass
+class NaiveHold:
+    """What NaiveCache.hold() returns."""
+
+    kv: NaiveCache
+    number: int
+    p0: int
+
+    def release(self) -> None:
+        self.kv.release(self.number)
