@@ -32,7 +32,7 @@ from pykvgraph.cli.verb import (
     ubatch_option,
 )
 from pykvgraph.cli.where import where_options
-from pykvgraph.server.settings import POOLING_NAMES, REASONING_FORMATS
+from pykvgraph.server.settings import CACHE_EDITS, POOLING_NAMES, REASONING_FORMATS
 
 Command = Callable[..., Any]
 Adder = Callable[[Command], Command]
@@ -270,6 +270,12 @@ _OF_ANSWERS: list[Adder] = [
         metavar="N",
         default=0,
         help="Move parts of N tokens and more that an older prompt has further behind; 0: none.",
+    ),
+    option(
+        "--cache-edit",
+        type=click.Choice(CACHE_EDITS),
+        default="exact",
+        help="How a prompt is read that is an earlier one with other words in its midst, likewise.",
     ),
     _count(
         ("-cram", "--cache-ram", "cache_ram"),

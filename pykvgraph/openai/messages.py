@@ -10,7 +10,7 @@ from pykvgraph.openai.blocks import AnswerBlock, Event
 from pykvgraph.openai.chat_output import ChatOutput
 from pykvgraph.openai.cut_json import as_far_as_it_goes, plain_json
 from pykvgraph.openai.form import new_id
-from pykvgraph.openai.sample import Sample
+from pykvgraph.openai.sample import Sample, cache_told
 from pykvgraph.reply.delta import Reasoning, ToolCall
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -109,8 +109,9 @@ def _reason(sample: Sample, output: ChatOutput) -> tuple[str | None, str | None]
     return _REASONS.get(output.finish_reason(sample.finish_reason) or ""), None
 
 
-def _usage(sample: Sample) -> dict[str, int]:
+def _usage(sample: Sample) -> dict[str, Any]:
     return {
+        **({} if sample.completion is None else {"cache": cache_told([sample])}),
         "cache_read_input_tokens": sample.n_cached,
         "input_tokens": len(sample.prompt) - sample.n_cached,
         "output_tokens": sample.n_said,

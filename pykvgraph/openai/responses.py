@@ -8,7 +8,7 @@ from typing import Any
 from pykvgraph.openai.blocks import AnswerBlock, Event
 from pykvgraph.openai.chat_output import ChatOutput
 from pykvgraph.openai.form import new_id, now
-from pykvgraph.openai.sample import Sample
+from pykvgraph.openai.sample import Sample, cache_told
 from pykvgraph.reply.delta import Reasoning, ToolCall
 
 _SAMPLED = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
@@ -99,6 +99,7 @@ class ResponseWriter:
                     "cache_write_tokens": n_prompt - n_cached,
                 },
                 "output_tokens_details": {"reasoning_tokens": sum(map(self._count, thoughts))},
+                "cache": cache_told([sample]),
             },
         }
 

@@ -149,9 +149,26 @@ class Sample:
         }
 
 
+def cache_told(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Where the tokens of prompts came from, and of the first that misses some, where and why.
+
+    Nobody learns what others have asked: not which token they have in place of this text's, nor that somebody
+    under another key has read the same.
+    """
+    uses = [sample.completion.cache for sample in samples if sample.completion is not None]
+    misses = [use.miss for use in uses if use.miss is not None and use.miss.reason != "other_key"]
+    return {
+        "cells": sum(use.cells for use in uses),
+        "ram": sum(use.ram for use in uses),
+        "disk": sum(use.disk for use in uses),
+        "edited": sum(use.edited for use in uses),
+        "miss": {"at": misses[0].at, "reason": misses[0].reason} if misses else None,
+    }
+
+
 def usage_of(samples: Sequence[Sample]) -> dict[str, Any]:
     """As OpenAI's interface counts tokens: a prompt counts once, each of its texts by itself."""
-    prompts = {sample.number: sample for sample in reversed(samples)}.values()
+    prompts = [*{sample.number: sample for sample in reversed(samples)}.values()][::-1]
     n_said = sum(sample.n_said for sample in samples)
     n_prompt = sum(len(sample.prompt) for sample in prompts)
     return {
@@ -159,6 +176,7 @@ def usage_of(samples: Sequence[Sample]) -> dict[str, Any]:
         "prompt_tokens": n_prompt,
         "total_tokens": n_prompt + n_said,
         "prompt_tokens_details": {"cached_tokens": sum(sample.n_cached for sample in prompts)},
+        "cache": cache_told(prompts),
     }
 
 

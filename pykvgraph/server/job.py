@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pykvgraph.engine import Engine, Request, Window
 from pykvgraph.engine.listener import RequestListener
@@ -45,6 +45,8 @@ class Job:
         *,
         n_ctx: int,
         salt: bytes = b"",
+        edit: Literal["exact", "approximate"] = "exact",
+        session: str = "",
         adapters: Active = (),
         slot: int = -1,
         windows: Sequence[Window | None] = (),
@@ -59,11 +61,11 @@ class Job:
     ) -> None:
         """n_ctx: the most tokens of a prompt with its answer. settings: how it is sampled, to be told.
 
-        slot: the one that is wanted; -1: any. windows: of each prompt; none: answers end when n_ctx is full.
-        copies: gets what is decoded. only_reads: the job has ended when that has come there. tells, said: as
-        an Asker's; of a job with several samples, or with windows, tokens are neither told nor known.
-        as_told: what becomes of each piece; None: it stays as it is. tells_progress: also
-        how far prompts are.
+        edit, session: as Engine.submit() takes them. slot: the one that is wanted; -1: any. windows: of each
+        prompt; none: answers end when n_ctx is full. copies: gets what is decoded. only_reads: the job has
+        ended when that has come there. tells, said: as an Asker's; of a job with several samples, or with
+        windows, tokens are neither told nor known. as_told: what becomes of each piece; None: it stays as it
+        is. tells_progress: also how far prompts are.
         """
         self._slots = slots
         self._on_end = on_end
@@ -107,6 +109,8 @@ class Job:
                 prompt,
                 own[n_most],
                 salt=salt,
+                edit=edit,
+                session=session,
                 window=window,
                 adapters=adapters,
                 copies=copies,

@@ -10,7 +10,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 from pykvgraph.engine import Engine, Window
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
@@ -27,7 +27,7 @@ from pykvgraph.server.metrics import Metrics
 from pykvgraph.server.requests.chat_template import ServerTemplate
 from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.requests.sampling import sampling_of, settings_of, wants_probs
-from pykvgraph.server.settings import Settings
+from pykvgraph.server.settings import CACHE_EDITS, Settings
 from pykvgraph.server.slots import Slots
 from pykvgraph.server.slow_work import SlowWork
 from pykvgraph.tiers.peers import Peers
@@ -171,6 +171,7 @@ class Service:
             self.told(params, fields) | told | keeps,
             n_ctx=self.n_ctx,
             salt=self.salt(fields, asker.key),
+            edit=self._edit(fields),
             adapters=adapters,
             slot=self._slot(fields),
             windows=self._windows(prompts, **keeps) if params.n == 1 else (),
@@ -183,6 +184,14 @@ class Service:
             as_told=self._with_end if self.settings.special else None,
             tells_progress=fields.flag("return_progress") and fields.flag("stream"),
         )
+
+    def _edit(self, fields: Fields) -> Literal["exact", "approximate"]:
+        """Whether the prompts may be earlier ones with other tokens in their midst."""
+        own = self.settings.cache_edit
+        wanted = fields.choice("cache_edit", own, CACHE_EDITS)
+        if wanted == "approximate" and own == "off":
+            raise invalid("Field 'cache_edit': this server was started with --cache-edit off")
+        return "approximate" if wanted == "approximate" else "exact"
 
     def require_few(self, n_prompts: int, params: SamplingParams) -> None:
         """Raises WireError for more answers, or biases of all of them, than a body may ask for."""

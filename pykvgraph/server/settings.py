@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 REASONING_FORMATS = ("auto", "none", "deepseek", "deepseek-legacy")
+CACHE_EDITS = ("off", "exact", "approximate")
 POOLING_NAMES = ("none", "mean", "cls", "last", "rank")  # in llama.cpp's order, by which files name them
 
 
@@ -30,6 +31,7 @@ class Settings:
     spec_type: as --spec-type has it.
     run_token: what each request must bring, of a worker; "": nothing. first_slot: the number of its first
     slot.
+    cache_edit: one of CACHE_EDITS, for a request that says nothing of it; "off": none may be approximate.
     embeddings: whether there are any. pooling: one of POOLING_NAMES; "": the file's own. embd_normalize: see
     normalized().
 
@@ -50,6 +52,7 @@ class Settings:
     special: bool = False
     api_keys: tuple[str, ...] = ()
     cache_prompt: bool = True
+    cache_edit: str = "exact"
     context_shift: bool = False
     n_keep: int = 0
     spec_type: str = "none"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pykvgraph.checks import INT32_MAX, INT32_MIN, shown
@@ -67,6 +67,13 @@ class Fields:
         value = self.get(name, default)
         if not isinstance(value, str):
             raise _wrong(name, "a string", value)
+        return value
+
+    def choice(self, name: str, default: str, choices: Sequence[str]) -> str:
+        """One of these strings."""
+        value = self.text(name, default)
+        if value not in choices:
+            raise _wrong(name, f"one of {', '.join(choices)}", value)
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:

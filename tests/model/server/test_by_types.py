@@ -52,7 +52,7 @@ REQUIRED = {
 DIFFERENT = frozenset(
     (
         *("id", "call_id", "object", "created", "created_at", "completed_at", "timings", "index"),
-        "prompt_tokens_details",
+        *("prompt_tokens_details", "cache"),
     )
 )
 # the names that openresponses.org's description requires of a response
