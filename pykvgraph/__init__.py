@@ -71,6 +71,7 @@ if _TYPE_CHECKING:
         EngineLook,
         EngineStats,
         Miss,
+        Pin,
         TextLook,
         TierStats,
     )
@@ -96,6 +97,7 @@ _LATE = {
         "EngineLook",
         "EngineStats",
         "Miss",
+        "Pin",
         "TextLook",
         "TierStats",
     ),
@@ -171,6 +173,7 @@ __all__ = [
     "ModelInfo",
     "ModelLoadError",
     "Piece",
+    "Pin",
     "Place",
     "RawRows",
     "Request",

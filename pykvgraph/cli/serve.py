@@ -146,6 +146,7 @@ def _context(where: Where, given: dict[str, Any]) -> dict[str, Any]:
         "n_seq_max": _n_slots(given),
         "overcommit": True,
         "cache_reuse": given["cache_reuse"],
+        "pin_cells": given["cache_pins"],
         "draft_max": given["draft_max"],
         **where.context(),
         **{name: given[name] for name in names},

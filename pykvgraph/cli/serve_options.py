@@ -278,6 +278,13 @@ _OF_ANSWERS: list[Adder] = [
         help="How a prompt is read that is an earlier one with other words in its midst, likewise.",
     ),
     _count(
+        ("--cache-pins",),
+        "Cells that requests may keep for a time (cache_control, prompt_cache_retention); 0: none.",
+        0,
+        None,
+        show_default="a quarter of the cells",
+    ),
+    _count(
         ("-cram", "--cache-ram", "cache_ram"),
         "MiB of memory for prompts whose cells others need; 0: none, -1: no limit.",
         -1,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -87,7 +87,8 @@ class Admission:
 
     overcommit: when its prompt fits; without, when all that it may become fits at every step beside what the
     others may take. least: the tokens of prompts that a step has room for at least, if there are any.
-    reading: a text that is read beside those that run, so many tokens between two steps at least.
+    reading: a text that is read beside those that run, so many tokens between two steps at least. n_pinned:
+    tells how many cells stay though no text sees them.
 
     Groups of cells: those that keep every position have equally many cells, and the same ones in use, so that
     the first of them speaks for all. A group with a window has n_seq_max windows and a batch beside what
@@ -95,11 +96,19 @@ class Admission:
     as texts with the same cells there may have other ones here. States have two rows for each sequence.
     """
 
-    def __init__(self, ctx: Context, needs_points: bool, overcommit: bool, least: int) -> None:
+    def __init__(
+        self,
+        ctx: Context,
+        needs_points: bool,
+        overcommit: bool,
+        least: int,
+        n_pinned: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._kv = ctx.kv
         self._needs_points = needs_points
         self._overcommit = overcommit
         self._least = least
+        self._n_pinned = n_pinned
         self.reading: Reading | None = None
         self._n_batch = ctx.n_batch
         groups = [(number, group) for number, group in enumerate(ctx.kv.groups) if group.kind != "state"]
@@ -147,7 +156,11 @@ class Admission:
         most = sum(each.most_cells for each in texts) + sum(len(each.ids) for each in self._read)
         # who shifts copies what others see
         most += sum(each.most_cells for each in texts if each.window is not None)
-        return all(most <= group.n_cells for group in self._groups)
+        return all(most <= self._room(group) for group in self._groups)
+
+    def _room(self, group: _Group) -> int:
+        """Cells that texts may have; of layers with a window nothing is pinned."""
+        return group.n_cells - (0 if group.window else self._n_pinned())
 
     def room_for_drafts(self, running: Sequence[RequestSequence], n_tokens: int, share: float) -> int:
         """For how many tokens of drafts there are cells in a step that decodes n_tokens others.
@@ -162,9 +175,9 @@ class Admission:
             seen, growths = self._seen(group, running), self._growths(group, running, todo)
             if not group.window:
                 room = min(room, speculation_limit(group.n_cells, share) - seen.n_seen - n_tokens)
-            is_short = seen.n_seen + sum(each.most for each in growths) > group.n_cells
+            is_short = seen.n_seen + sum(each.most for each in growths) > self._room(group)
             if is_short and not self._overcommit:
-                room = min(room, group.n_cells - most_in_use(growths, seen))
+                room = min(room, self._room(group) - most_in_use(growths, seen))
         return room
 
     def _growths(self, group: _Group, texts: Sequence[RequestSequence], todo: Sequence[int]) -> list[Growth]:
@@ -186,13 +199,13 @@ class Admission:
     def _all_fit(self, group: _Group, texts: Sequence[RequestSequence], todo: Sequence[int]) -> bool:
         """In every step to come. todo: as _growths() has it."""
         growths = self._growths(group, texts, todo)
-        return not growths or most_in_use(growths, self._seen(group, texts)) <= group.n_cells
+        return not growths or most_in_use(growths, self._seen(group, texts)) <= self._room(group)
 
     def _prompt_fits(self, group: _Group, texts: Sequence[RequestSequence], n_prompt: int) -> bool:
         """Now, with a cell for each of the others."""
         n_new = sum(min(n, group.window or n) for n in (n_prompt, *(each.n_left for each in self._read)))
         n_others = sum(each.n_rows for each in texts) - 1
-        return self._seen(group, texts).n_seen + n_new + n_others <= group.n_cells
+        return self._seen(group, texts).n_seen + n_new + n_others <= self._room(group)
 
     def _seen(self, group: _Group, texts: Sequence[RequestSequence]) -> Seen:
         """The cells of a group, as runs of those that the same texts see; last comes what is read."""

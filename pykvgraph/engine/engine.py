@@ -18,13 +18,20 @@ from pykvgraph.engine import embedding, ranking
 from pykvgraph.engine.commands import Park, Submit
 from pykvgraph.engine.context_window import Window
 from pykvgraph.engine.loop import Loop, close_loop
-from pykvgraph.engine.new_text import NewText, first_sequence, require_room, require_shift, terms_of
+from pykvgraph.engine.new_text import (
+    NewText,
+    checked_pins,
+    first_sequence,
+    require_room,
+    require_shift,
+    terms_of,
+)
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.sizes import MemoryBudget, sizes_for
 from pykvgraph.engine.speculation.drafters import draft_model_of, drafter_of, kind_of
 from pykvgraph.engine.speculation.speculation import MOST_ROWS, Speculation
 from pykvgraph.engine.step import Stepper
-from pykvgraph.engine.types import EngineLook, EngineStats
+from pykvgraph.engine.types import EngineLook, EngineStats, Pin
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, NotCopied, StateError, UnsupportedError
 from pykvgraph.kv_cache.saved.file import write_file
 from pykvgraph.kv_cache.saved.geometry import under
@@ -69,7 +76,9 @@ class Engine(NotCopied):
     machine. margin: per cent of the free memory that n_ctx="auto" leaves to others; a given n_ctx that
     leaves less is warned of. background: a thread of the engine's own takes the steps; False: the program
     calls step(). adapters: those of requests that name none, with their scales, as Context.set_adapters()
-    takes them. Other arguments are those of Context.
+    takes them. pin_cells: cells that the pins of submit() may keep at a time; None: a quarter of the cells.
+    A request that can't run otherwise, alone in the cache, takes them nevertheless. Other arguments are those
+    of Context.
 
     `context` is the context; its cache can be looked at. While the engine lives, nothing else may decode on
     it, or edit it. Raises what Context raises, InvalidArgumentError, and UnsupportedError for cache_reuse
@@ -95,6 +104,7 @@ class Engine(NotCopied):
         margin: int = MARGIN,
         background: bool = True,
         adapters: Iterable[tuple[Adapter, float]] = (),
+        pin_cells: int | None = None,
         **context: Any,
     ) -> None:
         if not isinstance(model, Model):
@@ -116,6 +126,7 @@ class Engine(NotCopied):
         draft_share = real(draft_share, "draft_share", 0.0, 1.0)
         budget = MemoryBudget(real(memory_share, "memory_share", 1e-6, 1.0), integer(margin, "margin", 0, 99))
         shares, cache_reuse = flag(prefix_cache, "prefix_cache"), integer(cache_reuse, "cache_reuse", 0)
+        n_pinned = None if pin_cells is None else integer(pin_cells, "pin_cells", 0)
         overcommit, background = flag(overcommit, "overcommit"), flag(background, "background")
         if tiers is not None and not (isinstance(tiers, Tiers) and shares):
             raise InvalidArgumentError(
@@ -150,6 +161,7 @@ class Engine(NotCopied):
                 speculation=speculation,
                 reuse=cache_reuse,
                 tiers=tiers,
+                n_pinned=self.context.n_ctx // 4 if n_pinned is None else n_pinned,
             )
         except BaseException:
             self.context.close()
@@ -175,6 +187,7 @@ class Engine(NotCopied):
         said: Integers = (),
         edit: Literal["exact", "approximate"] = "exact",
         session: str = "",
+        pins: Iterable[Pin] = (),
     ) -> Request:
         """Queues a prompt, and returns at once; from any thread.
 
@@ -191,13 +204,15 @@ class Engine(NotCopied):
         what lies behind them comes from the cache, and only the first tokens behind each such place are
         decoded again (docs/editing.md). "exact", or layers with a window or a state: all is decoded from the
         first difference on. session: which earlier texts are meant, and who may have the edited text's cells;
-        "": those without a session that begin like the prompt for the longest.
+        "": those without a session that begin like the prompt for the longest. pins: beginnings of the prompt
+        that stay in the cache for a time: whole blocks of 32 tokens, as far as pin_cells allow.
+        Completion.pinned tells how many tokens stay.
 
         Raises InvalidArgumentError for an empty or bad prompt, a bad salt, session or edit, a window for
         several samples, copies that have no save(), `said` with tokens that the model lacks, for several
-        samples or when they fill the window, and after close(); CacheFullError for a request that can't fit,
-        even alone; UnsupportedError for text when the model has no tokenizer, for a window when not
-        can_shift, for an encoder, and for copies without tiers.
+        samples or when they fill the window, a pin that is longer than the prompt or lasts no time, and after
+        close(); CacheFullError for a request that can't fit, even alone; UnsupportedError for text when the
+        model has no tokenizer, for a window when not can_shift, for an encoder, and for copies without tiers.
         """
         self.model._require_logits()
         params = SamplingParams() if params is None else params
@@ -217,6 +232,7 @@ class Engine(NotCopied):
         text = NewText(request, ids, params, self._tokenizer, salt, window, active, saver, terms)
         sequence = first_sequence(text, self.context.kv)
         request._sequences = [sequence, *sequence.forks]
+        sequence.pins = checked_pins(pins, len(ids))
         require_room(self.context, sequence, params)
         known = integers(said, "said", 0, self.model.n_vocab - 1)
         is_full = sequence.window is not None and len(ids) + len(known) >= sequence.window.n_ctx

@@ -14,6 +14,7 @@ from pykvgraph.engine.readings import Readings
 from pykvgraph.engine.request_sequence import Plan, RequestSequence
 from pykvgraph.engine.running_set import RunningSet
 from pykvgraph.errors import KVGraphError
+from pykvgraph.prefix.block import N_TOKENS
 from pykvgraph.prefix.index import Found
 from pykvgraph.sequence.sequence import EVERY
 
@@ -76,8 +77,10 @@ class Entry:
                 continue
             if scheduler.running or self._readings.has_begun:
                 return
-            self._running_set.index.clear()  # it fits an empty cache: submit() has seen to that
-            self._enter(sequence, self._find(sequence))
+            index = self._running_set.index
+            index.clear()  # it fits an empty cache: submit() has seen to that
+            while not self._enter(sequence, self._find(sequence)) and index.give_up_pin():
+                pass
 
     def take_fetched(self) -> None:
         """Texts go on behind what has come from outside the cells; else with what the cells have."""
@@ -172,7 +175,8 @@ class Entry:
         if self._running_set.shares:
             self._tell_others(sequence, edit.n_exact if edit else n_exact)
         if self._running_set.needs_points and self._running_set.shares:
-            for place in (*range(EVERY, len(sequence.ids), EVERY), len(sequence.ids) - 1, known):
+            pinned = [pin.n_tokens // N_TOKENS * N_TOKENS for pin in sequence.pins]
+            for place in (*range(EVERY, len(sequence.ids), EVERY), len(sequence.ids) - 1, known, *pinned):
                 sequence.add_place(place)
             sequence.spacing = self._spacing
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph.checks import shown, text_bytes
+from pykvgraph.checks import instance, integer, real, shown, text_bytes
 from pykvgraph.context.context import Context
 from pykvgraph.engine.beam_sequence import BeamSequence
 from pykvgraph.engine.context_window import Window
 from pykvgraph.engine.request_sequence import CacheTerms, RequestSequence, SampleOwner
+from pykvgraph.engine.types import Pin
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, UnsupportedError
 from pykvgraph.kv_cache.cache import KVCache
 from pykvgraph.model.adapter import Active
@@ -56,6 +58,16 @@ def terms_of(salt: str | bytes, session: str, edit: Literal["exact", "approximat
     if not isinstance(session, str):
         raise InvalidArgumentError(f"session must be a str, got {shown(session)}")
     return CacheTerms(text_bytes(salt, "salt"), text_bytes(session, "session"), edit == "approximate")
+
+
+def checked_pins(pins: Iterable[Pin], n_prompt: int) -> tuple[Pin, ...]:
+    """Raises InvalidArgumentError for one that is longer than the prompt, or lasts no time."""
+    return tuple(_checked(pin, n_prompt) for pin in pins)
+
+
+def _checked(pin: Pin, n_prompt: int) -> Pin:
+    instance(pin, Pin, "a pin")
+    return Pin(integer(pin.n_tokens, "n_tokens", 1, n_prompt), real(pin.seconds, "seconds", 1e-6, 1e9))
 
 
 def require_shift(can_shift: bool, window: Window, params: SamplingParams, n_prompt: int) -> None:

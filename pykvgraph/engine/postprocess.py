@@ -77,6 +77,7 @@ class Postprocess:
                 self._running_set.index.add_point(
                     sequence.last, sequence.ids, sequence.n_decoded, sequence.seq, is_spare=not is_kept
                 )
+        self._running_set.pin(sequence)
         self._running_set.copy(sequence, to_end)
 
     def _fork(self, sequence: RequestSequence) -> list[RequestSequence]:

@@ -60,7 +60,7 @@ class Reading:
     def read(self, ctx: Context, index: PrefixIndex, n: int) -> None:
         """Decodes the next n tokens. Raises CacheFullError, and what Context.decode raises."""
         begin, end = self.n_read, self.n_read + n
-        if not index.make_room(n):
+        if not index.make_room(n, takes_pinned=True):
             raise CacheFullError(f"the text has {len(self.ids)} tokens, and there is no room for it now")
         ends = end == len(self.ids)
         wanted = self._outputs if ends or self._outputs == "all" else False

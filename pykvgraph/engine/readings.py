@@ -76,7 +76,7 @@ class Readings:
             first = self._waiting[0]
             is_small = len(first.ids) <= self._ctx.n_ctx
             has_seq = scheduler.n_free_seqs > 0
-            fits = is_small and has_seq and self._admission.begin_reading(scheduler.running, first)
+            fits = is_small and has_seq and self._fits(first)
             if is_small and not fits and first.is_wanted():
                 self.waits_for_cells = has_seq
                 return None
@@ -90,6 +90,14 @@ class Readings:
             else:
                 first.done.set_exception(_no_room(first))
         return None
+
+    def _fits(self, reading: Reading) -> bool:
+        """Whether it may begin; beside nobody, in the place of what is pinned for a time."""
+        running = self._running_set.scheduler.running
+        while not self._admission.begin_reading(running, reading):
+            if running or not self._running_set.index.give_up_pin():
+                return False
+        return True
 
     def _make_room(self, n: int) -> None:
         """With overcommit there may be too few cells: then the youngest texts are preempted."""

@@ -19,7 +19,7 @@ from pykvgraph.engine.earlier_texts import EarlierText
 from pykvgraph.engine.own_rows import OwnRows
 from pykvgraph.engine.speculation.gate import Acceptance
 from pykvgraph.engine.speculation.lookup import Lookup
-from pykvgraph.engine.types import CacheUse, Completion, PromptProgress, TextLook
+from pykvgraph.engine.types import CacheUse, Completion, Pin, PromptProgress, TextLook
 from pykvgraph.model.adapter import Active, key_of
 from pykvgraph.model.tokenizer import Tokenizer
 from pykvgraph.params.params import SamplingParams
@@ -154,6 +154,7 @@ class RequestSequence(Tokens):
     anew: of the first n_decoded tokens those that are to be decoded in place, before what comes behind them.
     earlier: what others may know of it. use: where the tokens came from that the cache had.
     copies: gets what the index has of it, as it comes, n_copied tokens so far; None: nobody does.
+    pins: parts of its prompt that stay for a time; pinned: how much of each does, once the prompt is decoded.
     """
 
     def __init__(
@@ -186,6 +187,8 @@ class RequestSequence(Tokens):
         self.forks: list[RequestSequence] = []
         self.fork_seqs: list[int] = []  # reserved for the forks
         self.last: Node | None = None
+        self.pins: tuple[Pin, ...] = ()
+        self.pinned: tuple[int, ...] = ()
         self.places: list[int] = []
         self.is_compared = False
         self.spacing = 0
@@ -300,7 +303,8 @@ class RequestSequence(Tokens):
         n = min(self.n_there, self.n_prompt)
         if not self._n_said and n > self._n_reported:
             self._n_reported = n
-            self.request._report(PromptProgress(self.n_prompt, self.n_cached, n, now - self._entered))
+            seconds = now - self._entered
+            self.request._report(PromptProgress(self.n_prompt, self.n_cached, n, seconds, self.pinned))
 
     def next_tokens(self, n: int) -> list[tuple[int, int]]:
         """The numbers of the next n that are decoded, in runs: (begin, end)."""
@@ -351,6 +355,7 @@ class RequestSequence(Tokens):
         self.n_decoded, self.last, self.n_copied = other.n_decoded, other.last, other.n_copied
         self.salt, self.use = other.salt, other.use
         self.n_cached, self.n_again, self._entered = other.n_cached, other.n_again, other._entered
+        self.pinned = other.pinned
 
     def add_place(self, position: int) -> None:
         """A resume point is to be kept at this position, unless it has passed."""
@@ -471,5 +476,6 @@ class RequestSequence(Tokens):
             accepted=self.record.accepted,
             logprob=said.logprob,
             cache=self.use,
+            pinned=self.pinned,
         )
         self.request._complete(sample, completion)

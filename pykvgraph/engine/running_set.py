@@ -13,8 +13,9 @@ from pykvgraph.engine.scheduler import Scheduler
 from pykvgraph.errors import DeviceError, KVGraphError
 from pykvgraph.plan.free_memory import host_free_bytes
 from pykvgraph.prefix import block
-from pykvgraph.prefix.index import NodeSaver, PrefixIndex
+from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.prefix.node import Node
+from pykvgraph.prefix.node_saver import NodeSaver
 
 _log = logging.getLogger("pykvgraph")
 _ROWS_SHARE = 0.5  # of the free host memory, for rows of texts that don't run
@@ -25,14 +26,17 @@ class RunningSet:
 
     shares: whether the index keeps anything. needs_points: whether it keeps resume points, as layers with a
     window, or with states, go on from these only. block_points: what makes those at the ends of blocks.
+    n_pinned: cells that may be pinned for a time.
     """
 
-    def __init__(self, ctx: Context, n_points: int, shares: bool, saver: NodeSaver | None = None) -> None:
+    def __init__(
+        self, ctx: Context, n_points: int, shares: bool, saver: NodeSaver | None = None, n_pinned: int = 0
+    ) -> None:
         self.shares = shares
         self.needs_points = n_points > 0
         self.block_points = BlockPoints(ctx)
         n_spare = self.block_points.most if self.block_points.are_kept else 0
-        self.index = PrefixIndex(ctx.kv, n_points, saver, self._copy_one, n_spare)
+        self.index = PrefixIndex(ctx.kv, n_points, saver, self._copy_one, n_spare, n_pinned)
         self.scheduler = Scheduler(ctx.n_seq_max, ctx.n_batch)
         self.kv = ctx.kv
         self.parked: dict[RequestSequence, None] = {}  # a set that keeps its order
@@ -123,6 +127,15 @@ class RunningSet:
         if to_end or n - sequence.last.end >= block.N_TOKENS:
             sequence.last = self.index.extend(sequence.last, sequence.ids, n, sequence.seq, to_end=to_end)
 
+    def pin(self, sequence: RequestSequence) -> None:
+        """Pins what its request wants pinned, as soon as its prompt is decoded."""
+        last = sequence.last
+        is_due = sequence.pins and not sequence.pinned and sequence.n_decoded >= sequence.n_prompt
+        if is_due and last is not None:
+            sequence.pinned = tuple(
+                self.index.pin_for(last, sequence.ids, pin.n_tokens, pin.seconds) for pin in sequence.pins
+            )
+
     def copy(self, sequence: RequestSequence, to_end: bool) -> None:
         """Sends the text's new whole blocks to `sequence.copies`; to_end: and what is behind them.
 
@@ -172,7 +185,8 @@ class RunningSet:
 
     def put_back(self, sequence: RequestSequence, own: OwnRows) -> bool:
         """It runs again, with its own rows; False: there is no room for them now."""
-        if not own.n_cells and not self.index.make_room(own.n):
+        is_alone = not self.scheduler.running
+        if not own.n_cells and not self.index.make_room(own.n, takes_pinned=is_alone):
             return False
         self.scheduler.enter(sequence)
         try:

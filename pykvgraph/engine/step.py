@@ -37,7 +37,7 @@ class Stepper:
 
     overcommit: a text enters when its prompt fits; without, when all that it may become fits. speculation:
     None: there are no drafts. reuse: see Edits. tiers: where prefixes go whose cells are needed; None:
-    nowhere.
+    nowhere. n_pinned: cells that may be pinned for a time.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Stepper:
         speculation: Speculation | None,
         reuse: int,
         tiers: Tiers | None,
+        n_pinned: int,
     ) -> None:
         self._ctx = ctx
         self._fetches = self.saver = saver = None
@@ -62,14 +63,16 @@ class Stepper:
             except BaseException:
                 store.close()
                 raise
-        self._running_set = running_set = RunningSet(ctx, n_points, shares, saver)
+        self._running_set = running_set = RunningSet(ctx, n_points, shares, saver, n_pinned)
         self._scheduler = running_set.scheduler
         on_cpu = ctx.model.device == "CPU"
         on_device = max(ctx.n_batch // 4, 1)
         n_beside, n_least = (_ENOUGH_ON_CPU, _LEAST_ON_CPU) if on_cpu else (on_device, on_device)
         self._budget = TokenBudget(max_itl, n_beside, n_least)
         least = self._budget.least(ctx.n_batch)
-        self._admission = Admission(ctx, running_set.needs_points, overcommit, least)
+        self._admission = Admission(
+            ctx, running_set.needs_points, overcommit, least, lambda: running_set.index.n_pinned_alone
+        )
         self._readings = Readings(ctx, running_set, self._admission)
         self._has_read = False  # whether a part of a reading was decoded in the step before, or in this one
         self._counts = counts = Counter[str]()
@@ -121,6 +124,7 @@ class Stepper:
             drafts_refused=dict(self._speculation.refused) if self._speculation else {},
             drafts=count["drafts"],
             stepped_texts=count["stepped_texts"],
+            n_pinned=self._index.n_pinned,
         )
 
     def look(self) -> EngineLook:
@@ -213,7 +217,7 @@ class Stepper:
             youngest = self._scheduler.youngest()
             if len(self._scheduler.running) > 1 or self._readings.has_begun:
                 self._running_set.preempt(youngest)
-            else:
+            elif not self._index.give_up_pin():
                 self._running_set.fail(
                     youngest, CacheFullError("the cache has too few cells for this request")
                 )

@@ -42,6 +42,13 @@ class CacheUse(NamedTuple):
     miss: Miss | None = None
 
 
+class Pin(NamedTuple):
+    """The first n_tokens of a prompt stay in the cache for so many seconds (Engine.submit)."""
+
+    n_tokens: int
+    seconds: float
+
+
 @dataclass(frozen=True)
 class Completion:
     """What came of a request, or of one of its samples.
@@ -55,7 +62,7 @@ class Completion:
     n_discarded: tokens of the prompt and the text that were given up to go on (Window). drafted: tokens that
     were decoded because they might follow; accepted: how many of these did. logprob: the sum of its Pieces'
     logprob: of beams the log probability of the whole text, -inf where there is no such text. cache: where
-    the n_cached tokens came from.
+    the n_cached tokens came from. pinned: how many tokens of the prompt each of the request's pins keeps.
     """
 
     text: str
@@ -74,6 +81,7 @@ class Completion:
     accepted: int
     logprob: float
     cache: CacheUse
+    pinned: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,6 +119,7 @@ class EngineStats:
     were decoded without drafts. "slow": by what was measured, it would take longer than it saves. "cells":
     more than draft_share of the cells would be in use, or others may need them. tiers: of an engine with
     Tiers. drafts: how many drafts were decoded. stepped_texts: the texts of each step, all steps together.
+    n_pinned: cells that stay for a time, as requests wanted it (Pin).
     """
 
     steps: int
@@ -131,18 +140,20 @@ class EngineStats:
     drafts_refused: Mapping[str, int] = field(default_factory=dict)
     drafts: int = 0
     stepped_texts: int = 0
+    n_pinned: int = 0
 
 
 class PromptProgress(NamedTuple):
     """How far a prompt is. n_cached: tokens that the cache had. n_decoded: tokens that are in the cache now.
 
-    seconds: since the text began to run.
+    seconds: since the text began to run. pinned: as in Completion; () until all of it is decoded.
     """
 
     n_prompt: int
     n_cached: int
     n_decoded: int
     seconds: float
+    pinned: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

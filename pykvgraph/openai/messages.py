@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 from pykvgraph.openai.blocks import AnswerBlock, Event
@@ -17,16 +18,16 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 
 
 class MessageWriter:
-    """model: its name, as the answer tells it."""
+    """model: its name, as the answer tells it. ttls: "5m" or "1h" for each of the sample's pins."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, ttls: Sequence[str] = ()) -> None:
         self._head = {"id": new_id("msg_"), "type": "message", "role": "assistant"}
         self._model = model
+        self._ttls = ttls
 
     def begin(self, sample: Sample) -> list[Event]:
-        """What the cache had of the prompt is not known yet; the last usage tells it."""
-        usage = {"cache_read_input_tokens": 0, "input_tokens": len(sample.prompt), "output_tokens": 0}
-        message = self._message([], None, None, usage)
+        """The prompt is decoded, and what it cost is known."""
+        message = self._message([], None, None, {**self._usage(sample), "output_tokens": 0})
         return [{"type": "message_start", "message": message}]
 
     def progress(self, sample: Sample) -> list[Event]:
@@ -55,18 +56,33 @@ class MessageWriter:
         """Why it ended, and what it cost."""
         reason, word = _reason(sample, output)
         delta = {"stop_reason": reason, "stop_sequence": word}
-        return [
-            {"type": "message_delta", "delta": delta, "usage": _usage(sample)},
-            {"type": "message_stop"},
-        ]
+        usage = self._usage(sample)
+        del usage["cache_creation"]  # which message_start has
+        return [{"type": "message_delta", "delta": delta, "usage": usage}, {"type": "message_stop"}]
 
     def whole(self, sample: Sample, blocks: list[AnswerBlock], output: ChatOutput) -> dict[str, Any]:
         """The answer of a body that wants no stream."""
         content = [_content(block, block.text) for block in blocks]
-        return self._message(content, *_reason(sample, output), _usage(sample))
+        return self._message(content, *_reason(sample, output), self._usage(sample))
+
+    def _usage(self, sample: Sample) -> dict[str, Any]:
+        """The prompt's tokens in three parts: read, those behind them that pins keep, and the others."""
+        created = {"5m": 0, "1h": 0}
+        end = sample.n_cached
+        for ttl, n in zip(self._ttls, sample.pinned, strict=False):  # nothing is pinned before it is decoded
+            created[ttl] += max(n - end, 0)
+            end = max(n, end)
+        return {
+            **({} if sample.completion is None else {"cache": cache_told([sample])}),
+            "cache_creation": {f"ephemeral_{ttl}_input_tokens": n for ttl, n in created.items()},
+            "cache_creation_input_tokens": sum(created.values()),
+            "cache_read_input_tokens": sample.n_cached,
+            "input_tokens": len(sample.prompt) - end,
+            "output_tokens": sample.n_said,
+        }
 
     def _message(
-        self, content: list[Any], reason: str | None, word: str | None, usage: dict[str, int]
+        self, content: list[Any], reason: str | None, word: str | None, usage: dict[str, Any]
     ) -> dict[str, Any]:
         end = {"stop_reason": reason, "stop_sequence": word, "usage": usage}
         return {**self._head, "content": content, "model": self._model, **end}
@@ -107,12 +123,3 @@ def _reason(sample: Sample, output: ChatOutput) -> tuple[str | None, str | None]
     if sample.stopped_by:
         return "stop_sequence", sample.stopped_by
     return _REASONS.get(output.finish_reason(sample.finish_reason) or ""), None
-
-
-def _usage(sample: Sample) -> dict[str, Any]:
-    return {
-        **({} if sample.completion is None else {"cache": cache_told([sample])}),
-        "cache_read_input_tokens": sample.n_cached,
-        "input_tokens": len(sample.prompt) - sample.n_cached,
-        "output_tokens": sample.n_said,
-    }

@@ -41,6 +41,7 @@ class Sample:
     completion: Completion | None = None
     progress: PromptProgress | None = None  # of the prompt, where somebody hears of it
     n_cached: int = 0
+    pinned: tuple[int, ...] = ()  # tokens of the prompt that each of the body's pins keeps
     begun: float = field(default_factory=time.perf_counter)
     first: float = 0.0  # when the first token was said
     last: float = 0.0
@@ -63,12 +64,12 @@ class Sample:
 
     def advance(self, progress: PromptProgress) -> None:
         """More of its prompt is decoded."""
-        self.progress, self.n_cached = progress, progress.n_cached
+        self.progress, self.n_cached, self.pinned = progress, progress.n_cached, progress.pinned
 
     def finish(self, completion: Completion) -> None:
         """It has ended; the engine's own times count from now on."""
         self.completion = completion
-        self.n_cached = completion.n_cached
+        self.n_cached, self.pinned = completion.n_cached, completion.pinned
         self.begun += completion.waited
         if self.tells_probs:
             self.with_probs += self.end
@@ -119,7 +120,7 @@ class Sample:
     def prompt_progress(self) -> dict[str, Any]:
         """As llama-server tells it."""
         assert self.progress is not None
-        n_prompt, n_cached, n_decoded, seconds = self.progress
+        n_prompt, n_cached, n_decoded, seconds, _ = self.progress
         return {
             "total": n_prompt,
             "cache": n_cached,

@@ -8,13 +8,15 @@ import itertools
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 from pykvgraph.errors import CacheFullError, DeviceError, InvalidArgumentError
 from pykvgraph.kv_cache.cache import KVCache
 from pykvgraph.kv_cache.hold import Hold
 from pykvgraph.prefix import block
 from pykvgraph.prefix.node import Node, Point, Root
+from pykvgraph.prefix.node_saver import NodeSaver, save_leaf
+from pykvgraph.prefix.timed_pins import TimedPins
 
 Made = TypeVar("Made")
 
@@ -43,23 +45,14 @@ class Found(NamedTuple):
     point: Point | None
 
 
-class NodeSaver(Protocol):
-    """Saves what the index is about to evict; it may still be read."""
-
-    def node(self, node: Node) -> None:
-        """Of a node that has a hold."""
-
-    def point(self, point: Point, node: Node) -> None:
-        """Of a point, and the node that has the tokens before it."""
-
-
 class PrefixIndex:
     """A tree of blocks: each node has 32 tokens and holds their cells (kv.hold).
 
     Texts that begin alike share nodes. A lookup compares tokens, so two texts never share by mistake.
     extend() adds what a sequence has; match() and attach() show it to another. Cells that nothing but the
     index keeps are given up by make_room(): leaves first, of them those used longest ago. A node is pinned
-    while a running text begins with it. salt: texts under different ones don't share.
+    while a running text begins with it, and for a time by pin_for(), n_pinned cells at most. salt: texts
+    under different ones don't share.
 
     Models with windows or states go on only from resume points. add_point() keeps one, n_points at most, and
     n_spare besides that are spare ones. Spare points, which may never be of use, go first; then those that
@@ -74,6 +67,7 @@ class PrefixIndex:
         saver: NodeSaver | None = None,
         frees: Callable[[], bool] = lambda: False,
         n_spare: int = 0,
+        n_pinned: int = 0,
     ) -> None:
         """Texts are given as arrays of 32-bit ids, little-endian as wherever ggml runs."""
         self._kv = kv
@@ -86,12 +80,24 @@ class PrefixIndex:
         self._leaves: list[tuple[int, int, Node]] = []  # a heap of what may go first; some entries are old
         self._points: OrderedDict[int, Point] = OrderedDict()  # by id; the first was used longest ago
         self._spare: OrderedDict[int, Point] = OrderedDict()
+        self._timed = TimedPins(n_pinned)
         self.n_nodes = 0
 
     @property
     def n_points(self) -> int:
         """How many resume points it has."""
         return len(self._points) + len(self._spare)
+
+    @property
+    def n_pinned(self) -> int:
+        """Cells that nobody evicts for a time."""
+        return self._timed.n_cells
+
+    @property
+    def n_pinned_alone(self) -> int:
+        """Of these, the cells that no running text begins with."""
+        self._let_go()
+        return self._timed.n_alone
 
     def match(self, ids: array[int], salt: bytes = b"") -> Match:
         """How much of these tokens is known; O(their number)."""
@@ -165,23 +171,46 @@ class PrefixIndex:
     def pin(self, node: Node) -> None:
         """A running text begins with the tokens up to this node: they stay."""
         stamp = next(self._clock)
-        at: Node | None = node
-        while at is not None:
+        for at in node.path():
             at.used = stamp
             at.n_pins += 1
-            at = at.parent
 
     def unpin(self, node: Node) -> None:
         """The text that pin() spoke of has ended."""
         stamp = next(self._clock)
-        at: Node | None = node
-        while at is not None:
+        for at in reversed(node.path()):
             at.used = stamp
             at.n_pins -= 1
             if at.n_pins == 0:
                 at.is_doubled = False
                 self._may_go(at)
-            at = at.parent
+
+    def pin_for(self, last: Node, ids: array[int], n: int, seconds: float) -> int:
+        """Nobody evicts the whole blocks of a text's first n tokens for so long, as far as there is room.
+
+        last: the text's last node. Returns how many tokens a text that begins alike finds until then: where
+        the model needs a resume point, those before the last one, which stays as well; half of them do.
+        """
+        self._let_go()
+        path = [node for node in last.path() if node.end <= n]
+        end = self._timed.add(path[1:], seconds)
+        if not self._n_points:
+            return end
+        point = self.best_point(ids, Match([node for node in path if node.end <= end], None, 0, end), end)
+        now = self._timed.now()
+        n_others = sum(each.until > now for each in self._points.values() if each is not point)
+        if point is None or n_others >= self._n_points // 2:
+            return 0
+        self._use(point, False)
+        point.until = max(point.until, now + seconds)
+        return point.p
+
+    def give_up_pin(self) -> bool:
+        """Others may have cells that were pinned for a time: those whose time would pass first, a block."""
+        found = self._timed.give_up()
+        for node in found:
+            self._may_go(node)
+        return bool(found)
 
     def hand_over(self, last: Node, heirs: Sequence[tuple[Node, int]]) -> None:
         """To be called before unpin(last) of a text that ends. heirs: last nodes and sequences of the others.
@@ -189,13 +218,11 @@ class PrefixIndex:
         Where running texts have the same tokens in different cells, the index holds the cells of one. When
         that one ends, it takes those of another: else the cells would stay for as long as the others run.
         """
-        at: Node | None = last
-        while at is not None:
+        for at in reversed(last.path()):
             heir = next((seq for node, seq in heirs if node.begins_with(at)), None) if at.is_doubled else None
             if heir is not None:
                 with contextlib.suppress(MemoryError):
                     self._hold_anew(at, heir)
-            at = at.parent
 
     def extend(self, last: Node, ids: array[int], n: int, seq: int, *, to_end: bool = False) -> Node:
         """Adds what a sequence has behind the pinned node `last`; returns the new last one, pinned instead.
@@ -237,7 +264,8 @@ class PrefixIndex:
             if not self.drop_point(only_spare=is_spare):
                 return False
         while not is_spare and len(self._points) >= self._n_points:
-            self._give_up(self._points)
+            if not self._give_up(self._points):
+                return False
         while True:
             try:
                 point = Point(at, run, self._kv.resume_point(seq, n), is_spare)
@@ -251,44 +279,48 @@ class PrefixIndex:
         self._kind(point)[id(point)] = point
         return True
 
-    def drop_point(self, *, only_spare: bool = False) -> bool:
+    def drop_point(self, *, only_spare: bool = False, takes_pinned: bool = False) -> bool:
         """Gives up the point that is least likely to be of use; False: there is none."""
-        points = self._spare or self._points
-        if not points or (only_spare and points is not self._spare):
-            return False
-        self._give_up(points)
-        return True
+        if self._give_up(self._spare):
+            return True
+        return not only_spare and (
+            self._give_up(self._points) or (takes_pinned and self._give_up(self._points, True))
+        )
 
     def with_points_room(self, call: Callable[[], Made], n_tokens: int, *, only_spare: bool = False) -> Made:
         """What call() returns, which needs cells for n_tokens: points go, as they keep cells of windows.
 
-        Raises CacheFullError when call() does and no point is left, or no spare one; and what call() raises.
+        Those that are pinned for a time go last. Raises CacheFullError when call() does and no point is left,
+        or no spare one; and what call() raises.
         """
         while True:
             try:
                 return call()
             except CacheFullError:
-                if not self.drop_point(only_spare=only_spare):
+                if not self.drop_point(only_spare=only_spare, takes_pinned=True):
                     raise
             for _ in range(n_tokens // block.N_TOKENS):
                 self.drop_point(only_spare=True)
 
     def forget(self, ids: array[int], salt: bytes = b"") -> int:
-        """Gives up what it has of a text, but for what others begin with; returns how many tokens."""
+        """Gives up what it has of a text, but for what is pinned or others begin with: how many tokens."""
         match = self.match(ids, salt)
         ends_here = match.child is not None and match.run == match.child.n_tokens
         n = 0
         for node in reversed([*match.path[1:], *([match.child] if match.child and ends_here else [])]):
-            if node.n_pins or node.children:
+            if node.n_pins or node.children or node.until:
                 break
             n += node.n_tokens
             self._remove(node)
         return n
 
-    def make_room(self, n: int) -> bool:
-        """Gives up nodes until n cells are empty; False: there are not enough."""
+    def make_room(self, n: int, *, takes_pinned: bool = False) -> bool:
+        """Gives up nodes until n cells are empty; False: there are not enough.
+
+        takes_pinned: in the end also those that are pinned for a time.
+        """
         while self._kv.n_free < n:
-            if not self.evict():
+            if not self.evict() and not (takes_pinned and self.give_up_pin()):
                 return False
         return True
 
@@ -302,7 +334,9 @@ class PrefixIndex:
                 _end(node.hold)
         for point in (*self._points.values(), *self._spare.values()):
             _end(point.resume)
-        return PrefixIndex(self._kv, self._n_points, self._saver, self._frees, self._n_spare)
+        return PrefixIndex(
+            self._kv, self._n_points, self._saver, self._frees, self._n_spare, self._timed.n_most
+        )
 
     def save(self) -> Iterator[None]:
         """Has the saver keep all that there is, a node at a time: what was used last comes first."""
@@ -322,10 +356,10 @@ class PrefixIndex:
         match = self.match(ids, salt)
         for node in [*match.path[1:], *([match.child] if match.child else [])]:
             if node.end > begin and node.hold is not None:
-                _save_leaf(node, saver, spare_from=n_prompt)
+                save_leaf(node, saver, spare_from=n_prompt)
 
     def clear(self) -> None:
-        """Forgets everything that no running text needs."""
+        """Forgets everything that no running text needs, and that isn't pinned."""
         while self.evict():
             pass
 
@@ -333,12 +367,13 @@ class PrefixIndex:
         """Gives up the leaf that was used longest ago, or what `frees` does; False: there is nothing."""
         if self._frees():
             return True
+        self._let_go()
         while self._leaves:
             stamp, _, node = heapq.heappop(self._leaves)
-            is_old = node.used != stamp or node.n_pins or node.children or node.hold is None
-            if not is_old:
+            stays = node.n_pins or node.children or node.until
+            if node.used == stamp and node.hold is not None and not stays:
                 if self._saver is not None:
-                    _save_leaf(node, self._saver)
+                    save_leaf(node, self._saver)
                 self._remove(node)
                 return True
         return False
@@ -406,12 +441,16 @@ class PrefixIndex:
                 self._drop(point)
         self._may_go(parent)
 
-    def _give_up(self, points: OrderedDict[int, Point]) -> None:
-        """The one that was used longest ago. precondition: there is any"""
-        point = next(iter(points.values()))
+    def _give_up(self, points: OrderedDict[int, Point], takes_pinned: bool = False) -> bool:
+        """The one that was used longest ago; False: there is none."""
+        now = self._timed.now()
+        point = next((each for each in points.values() if takes_pinned or each.until <= now), None)
+        if point is None:
+            return False
         self._save_point(point)
         del points[id(point)]
         self._forget(point)
+        return True
 
     def _kind(self, point: Point) -> OrderedDict[int, Point]:
         return self._spare if point.is_spare else self._points
@@ -420,7 +459,8 @@ class PrefixIndex:
         """It is wanted once more; for good, unless is_spare."""
         del self._kind(point)[id(point)]
         while point.is_spare and not is_spare and 0 < self._n_points <= len(self._points):
-            self._give_up(self._points)
+            if not self._give_up(self._points):
+                break
         point.is_spare &= is_spare
         self._kind(point)[id(point)] = point
 
@@ -436,8 +476,13 @@ class PrefixIndex:
         node.used = next(self._clock)
         self._may_go(node)
 
+    def _let_go(self) -> None:
+        """Of what was pinned for a time that has passed."""
+        for node in self._timed.expired():
+            self._may_go(node)
+
     def _may_go(self, node: Node) -> None:
-        if node.n_pins or node.children:
+        if node.n_pins or node.children or node.until:
             return
         if isinstance(node, Root):
             self._roots.pop(node.salt, None)
@@ -446,17 +491,6 @@ class PrefixIndex:
         if len(self._leaves) > 4 * self.n_nodes + 64:  # most entries are old
             self._leaves = [entry for entry in self._leaves if entry[0] == entry[2].used and entry[2].hold]
             heapq.heapify(self._leaves)
-
-
-def _save_leaf(node: Node, saver: NodeSaver, spare_from: int | None = None) -> None:
-    """The points that end in it, too: they would lead nowhere without it. spare_from: None: no spare ones."""
-    if node.parent is None:
-        return
-    saver.node(node)
-    for run, point in node.parent.points.items():
-        is_kept = not point.is_spare or (spare_from is not None and point.p >= spare_from)
-        if is_kept and node.tokens.startswith(run):
-            saver.point(point, node)
 
 
 def _end(hold: Hold) -> None:

@@ -27,6 +27,7 @@ class Node:
         "parent",
         "points",
         "tokens",
+        "until",
         "used",
     )
 
@@ -40,6 +41,7 @@ class Node:
         self.points: dict[bytes, Point] = {}
         self.n_pins = 0  # running texts that begin with it
         self.used = 0  # when it was part of a text last
+        self.until = 0.0  # nobody evicts it before that time (TimedPins); 0: there is none
         self.is_doubled = False  # running texts have its tokens in different cells
         self._key: bytes | None = None
 
@@ -70,6 +72,15 @@ class Node:
             if (n := common_length(name, tokens)) > most:
                 best, most = self.children[name], n
         return best, most
+
+    def path(self) -> list[Node]:
+        """From the root to this node."""
+        found: list[Node] = []
+        at: Node | None = self
+        while at is not None:
+            found.append(at)
+            at = at.parent
+        return found[::-1]
 
     def begins_with(self, other: Node) -> bool:
         """Whether the other one is this one, or before it."""
@@ -102,9 +113,12 @@ class Root(Node):
 
 
 class Point:
-    """A place to go on from, behind some tokens that follow a node's. is_spare: it goes before others do."""
+    """A place to go on from, behind some tokens that follow a node's. is_spare: it goes before others do.
 
-    __slots__ = ("is_spare", "node", "p", "resume", "run")
+    until: as a node's.
+    """
+
+    __slots__ = ("is_spare", "node", "p", "resume", "run", "until")
 
     def __init__(self, node: Node, run: bytes, resume: ResumePoint, is_spare: bool) -> None:
         self.node = node
@@ -112,3 +126,4 @@ class Point:
         self.resume = resume
         self.is_spare = is_spare
         self.p = resume.p
+        self.until = 0.0

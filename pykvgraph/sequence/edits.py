@@ -64,7 +64,7 @@ class Sequence(TokenSequence):
     def replace(self, p0: int, p1: int, ids: Integers, repair: int = REPAIR) -> None:
         """Puts `ids` in place of the tokens [p0, p1), and decodes `repair` tokens behind them again.
 
-        p0 == p1: they are inserted. Raises as remove() does. After DeviceError in the first batch those tokens
+        p0 == p1: they are inserted. Raises as remove() does. After DeviceError in the first batch the tokens
         that `ids` has no others for are removed; in a later one the text up to p0 is left.
         """
         self._begin_edit()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from pykvgraph.engine.types import Pin
+from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.openai.chat_output import ChatOutput
 from pykvgraph.params.params import ThoughtLimit
 from pykvgraph.reply.forced import WRITTEN, ForcedCall, forced_call, forced_json
@@ -41,8 +43,18 @@ class _Asked(NamedTuple):
     tokens: list[int]
 
 
-def chat_job(service: Service, fields: Fields, asker: Asker) -> ChatJob:
-    """Of a body as OpenAI's interface has it. Raises WireError, and what Engine.submit() raises."""
+def chat_job(
+    service: Service,
+    fields: Fields,
+    asker: Asker,
+    pins_of: Callable[[list[int]], Sequence[Pin]] = lambda tokens: (),
+    *,
+    hears_progress: bool = False,
+) -> ChatJob:
+    """Of a body as OpenAI's interface has it. Raises WireError, and what Engine.submit() raises.
+
+    pins_of: which beginnings of the prompt's tokens are to stay in the cache. hears_progress: as Job has it.
+    """
     chat, prompt, forced, tokens = _asked(service, fields, n_ctx=service.n_ctx)
     format, parses = forced.format, service.settings.parses_replies
     tools = chat.tools if chat.may_call and parses else []
@@ -53,7 +65,7 @@ def chat_job(service: Service, fields: Fields, asker: Asker) -> ChatJob:
         schema = None if forced.grammar else chat.schema
         own |= {"grammar": forced.grammar or None, "json_schema": schema}
     params = dataclasses.replace(service.sampling(with_response_format(fields)), **own)
-    job = service.job([tokens], fields, asker, params)
+    job = service.job([tokens], fields, asker, params, pins_of(tokens), hears_progress)
     # where there is nothing to tell apart, text needs no parser
     parser = functools.partial(ReplyParser, format, tools, prompt.text, reasoning=chat.reasons)
     is_plain = not tools and not (chat.reasons and format.thinking) and format.calls is None
@@ -64,6 +76,17 @@ def chat_job(service: Service, fields: Fields, asker: Asker) -> ChatJob:
         return ChatOutput(None if is_plain else parser(), begin, chat.one_call, forced.called)
 
     return ChatJob(job, new_output)
+
+
+def begun_tokens(service: Service, fields: Fields) -> list[int]:
+    """Of the prompt of a body with which a conversation begins; [] where that can be no prompt."""
+    settings = dataclasses.replace(service.settings, prefills=False)  # its last message may be anybody's
+    chat = chat_request_of(fields.replaced(add_generation_prompt=False), settings)
+    try:
+        text = chat.prompt(service.template).whole
+    except InvalidArgumentError:
+        return []
+    return text_tokens(text, service.vocabulary.tokenizer)
 
 
 def count_tokens(service: Service, fields: Fields) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pykvgraph.engine import Engine, Request, Window
 from pykvgraph.engine.listener import RequestListener
-from pykvgraph.engine.types import PromptProgress
+from pykvgraph.engine.types import Pin, PromptProgress
 from pykvgraph.model.adapter import Active
 from pykvgraph.openai.errors import no_room, unavailable
 from pykvgraph.openai.form import MANY_PROBS
@@ -58,6 +58,8 @@ class Job:
         said: Sequence[int] = (),
         as_told: Callable[[Piece], Piece] | None = None,
         tells_progress: bool = False,
+        hears_progress: bool = False,
+        pins: Sequence[Pin] = (),
     ) -> None:
         """n_ctx: the most tokens of a prompt with its answer. settings: how it is sampled, to be told.
 
@@ -65,12 +67,14 @@ class Job:
         prompt; none: answers end when n_ctx is full. copies: gets what is decoded. only_reads: the job has
         ended when that has come there. tells, said: as an Asker's; of a job with several samples, or with
         windows, tokens are neither told nor known. as_told: what becomes of each piece; None: it stays as it
-        is. tells_progress: also how far prompts are.
+        is. tells_progress: also how far prompts are. hears_progress: the samples know that before their first
+        token. pins: of each prompt.
         """
         self._slots = slots
         self._on_end = on_end
         self._as_told = as_told
         self._tells_progress = tells_progress
+        self._hears_progress = tells_progress or hears_progress
         self._awaited = copies if only_reads else None
         is_single = len(prompts) == params.n == 1 and not any(windows)
         self.tells = tells and is_single
@@ -115,6 +119,7 @@ class Job:
                 adapters=adapters,
                 copies=copies,
                 said=said if is_single else (),
+                pins=[pin._replace(n_tokens=min(pin.n_tokens, len(prompt))) for pin in pins],
             )
 
         self._submit = submit
@@ -139,12 +144,13 @@ class Job:
 
     async def said(self) -> AsyncIterator[Said]:
         """What is said, as it comes. Raises what ends a request, and what Engine.submit() raises."""
-        listener = RequestListener(self._requests, hears_progress=self._tells_progress)
+        listener = RequestListener(self._requests, hears_progress=self._hears_progress)
         async for number, pieces in listener.bunches():
             samples = self._samples_of(number)
             if isinstance(pieces, PromptProgress):
                 samples[0].advance(pieces)  # the others wait for its prompt
-                yield samples[0], None
+                if self._tells_progress:
+                    yield samples[0], None
                 continue
             if not pieces:
                 await self._end(self._requests[number], samples)

@@ -8,11 +8,12 @@ import hashlib
 import importlib.metadata
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from pykvgraph.engine import Engine, Window
+from pykvgraph.engine.types import Pin
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.openai.errors import invalid, loading, too_many, unavailable
 from pykvgraph.openai.vocabulary import Vocabulary
@@ -24,6 +25,7 @@ from pykvgraph.server.http.body import Bodies
 from pykvgraph.server.job import Job
 from pykvgraph.server.looks import Looks
 from pykvgraph.server.metrics import Metrics
+from pykvgraph.server.requests.cache_control import retention_of
 from pykvgraph.server.requests.chat_template import ServerTemplate
 from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.requests.sampling import sampling_of, settings_of, wants_probs
@@ -145,10 +147,13 @@ class Service:
         fields: Fields,
         asker: Asker,
         params: SamplingParams | None = None,
+        pins: Sequence[Pin] = (),
+        hears_progress: bool = False,
         **told: Any,
     ) -> Job:
         """A job for the engine; from any thread. told: settings that the sampling doesn't have.
 
+        pins, hears_progress: as Job has them; nothing is pinned where nothing is cached.
         Raises WireError, and what Engine.submit() raises.
         """
         engine = self.engine
@@ -183,6 +188,8 @@ class Service:
             said=asker.said,
             as_told=self._with_end if self.settings.special else None,
             tells_progress=fields.flag("return_progress") and fields.flag("stream"),
+            hears_progress=hears_progress,
+            pins=self._pins(prompts, fields, asker, pins),
         )
 
     def _edit(self, fields: Fields) -> Literal["exact", "approximate"]:
@@ -192,6 +199,13 @@ class Service:
         if wanted == "approximate" and own == "off":
             raise invalid("Field 'cache_edit': this server was started with --cache-edit off")
         return "approximate" if wanted == "approximate" else "exact"
+
+    def _pins(self, prompts: list[list[int]], fields: Fields, asker: Asker, pins: Sequence[Pin]) -> list[Pin]:
+        """With that of the whole prompt, if a body of OpenAI's interface wants it."""
+        seconds = retention_of(fields)
+        of_all = [Pin(max(map(len, prompts)), seconds)] if seconds else []
+        is_cached = fields.flag("cache_prompt", self.settings.cache_prompt) and not asker.only_reads
+        return [*pins, *of_all] if is_cached else []
 
     def require_few(self, n_prompts: int, params: SamplingParams) -> None:
         """Raises WireError for more answers, or biases of all of them, than a body may ask for."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from pykvgraph.context.common_length import common_length
+from pykvgraph.engine.types import Pin
 from pykvgraph.openai.blocks import BlockForm
 from pykvgraph.openai.chat_completion import ChatForm
 from pykvgraph.openai.messages import MessageWriter
 from pykvgraph.openai.responses import ResponseWriter
-from pykvgraph.server.chat_job import chat_job, count_tokens
+from pykvgraph.server.chat_job import begun_tokens, chat_job, count_tokens
 from pykvgraph.server.endpoints.answers import details_of, reply_of, wants_usage
 from pykvgraph.server.http.keys import asker_of
 from pykvgraph.server.http.reply import JsonReply
+from pykvgraph.server.requests.cache_control import TTLS, breakpoints_of
 from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.requests.messages_request import chat_of_messages
 from pykvgraph.server.requests.responses_request import asked_of_responses, chat_of_responses
@@ -36,10 +39,17 @@ def chat_completion(service: Service, request: Request, fields: Fields) -> ASGIA
 
 def messages(service: Service, request: Request, fields: Fields) -> ASGIApp:
     """Anthropic's."""
-    fields = chat_of_messages(fields)
-    chat = chat_job(service, fields, asker_of(request))
-    form = BlockForm(MessageWriter(service.model_name), chat.new_output, service.vocabulary)
-    return reply_of(service, chat.job, form, fields)
+    chat_fields, breakpoints = chat_of_messages(fields), breakpoints_of(fields)
+
+    def pins_of(tokens: list[int]) -> list[Pin]:
+        begun = [begun_tokens(service, chat_of_messages(each.body)) for each in breakpoints]
+        seconds = [TTLS[each.ttl] for each in breakpoints]
+        return [Pin(max(common_length(a, tokens), 1), b) for a, b in zip(begun, seconds, strict=True)]
+
+    chat = chat_job(service, chat_fields, asker_of(request), pins_of, hears_progress=True)
+    writer = MessageWriter(service.model_name, [each.ttl for each in breakpoints])
+    form = BlockForm(writer, chat.new_output, service.vocabulary)
+    return reply_of(service, chat.job, form, chat_fields)
 
 
 def responses(service: Service, request: Request, fields: Fields) -> ASGIApp:

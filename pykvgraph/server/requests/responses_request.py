@@ -20,7 +20,7 @@ _KEPT_ELSEWHERE = {
 }
 _REPEATED = (
     *("instructions", "max_output_tokens", "max_tool_calls"),
-    *("user", "safety_identifier", "prompt_cache_key"),
+    *("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
 )
 _SAME_FOR_ALL = {
     "previous_response_id": None,
