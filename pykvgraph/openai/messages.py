@@ -18,12 +18,18 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 
 
 class MessageWriter:
-    """model: its name, as the answer tells it. ttls: "5m" or "1h" for each of the sample's pins."""
+    """model: its name, as the answer tells it. ttls: "5m" or "1h" for each of the sample's pins.
 
-    def __init__(self, model: str, ttls: Sequence[str] = ()) -> None:
+    applied: edits of the context that were made; None: no body asked for any.
+    """
+
+    def __init__(
+        self, model: str, ttls: Sequence[str] = (), applied: list[dict[str, Any]] | None = None
+    ) -> None:
         self._head = {"id": new_id("msg_"), "type": "message", "role": "assistant"}
         self._model = model
         self._ttls = ttls
+        self._edits = {} if applied is None else {"context_management": {"applied_edits": applied}}
 
     def begin(self, sample: Sample) -> list[Event]:
         """The prompt is decoded, and what it cost is known."""
@@ -58,12 +64,13 @@ class MessageWriter:
         delta = {"stop_reason": reason, "stop_sequence": word}
         usage = self._usage(sample)
         del usage["cache_creation"]  # which message_start has
-        return [{"type": "message_delta", "delta": delta, "usage": usage}, {"type": "message_stop"}]
+        told = {"type": "message_delta", "delta": delta, "usage": usage, **self._edits}
+        return [told, {"type": "message_stop"}]
 
     def whole(self, sample: Sample, blocks: list[AnswerBlock], output: ChatOutput) -> dict[str, Any]:
         """The answer of a body that wants no stream."""
         content = [_content(block, block.text) for block in blocks]
-        return self._message(content, *_reason(sample, output), self._usage(sample))
+        return self._message(content, *_reason(sample, output), self._usage(sample)) | self._edits
 
     def _usage(self, sample: Sample) -> dict[str, Any]:
         """The prompt's tokens in three parts: read, those behind them that pins keep, and the others."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
@@ -16,6 +18,7 @@ from pykvgraph.server.endpoints.answers import details_of, reply_of, wants_usage
 from pykvgraph.server.http.keys import asker_of
 from pykvgraph.server.http.reply import JsonReply
 from pykvgraph.server.requests.cache_control import TTLS, breakpoints_of
+from pykvgraph.server.requests.context_edits import EditedBody, edited
 from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.requests.messages_request import chat_of_messages
 from pykvgraph.server.requests.responses_request import asked_of_responses, chat_of_responses
@@ -39,6 +42,7 @@ def chat_completion(service: Service, request: Request, fields: Fields) -> ASGIA
 
 def messages(service: Service, request: Request, fields: Fields) -> ASGIApp:
     """Anthropic's."""
+    fields, applied, _ = _edited(service, fields)
     chat_fields, breakpoints = chat_of_messages(fields), breakpoints_of(fields)
 
     def pins_of(tokens: list[int]) -> list[Pin]:
@@ -47,7 +51,7 @@ def messages(service: Service, request: Request, fields: Fields) -> ASGIApp:
         return [Pin(max(common_length(a, tokens), 1), b) for a, b in zip(begun, seconds, strict=True)]
 
     chat = chat_job(service, chat_fields, asker_of(request), pins_of, hears_progress=True)
-    writer = MessageWriter(service.model_name, [each.ttl for each in breakpoints])
+    writer = MessageWriter(service.model_name, [each.ttl for each in breakpoints], applied)
     form = BlockForm(writer, chat.new_output, service.vocabulary)
     return reply_of(service, chat.job, form, chat_fields)
 
@@ -73,8 +77,16 @@ def count_chat(service: Service, request: Request, fields: Fields) -> ASGIApp:
 
 
 def count_messages(service: Service, request: Request, fields: Fields) -> ASGIApp:
-    """The same, of Anthropic's body."""
-    return JsonReply({"input_tokens": count_tokens(service, chat_of_messages(fields))})
+    """The same, of Anthropic's body; and of what it was before its edits."""
+    body, applied, n_before = _edited(service, fields)
+    told: dict[str, Any] = {"input_tokens": count_tokens(service, chat_of_messages(body))}
+    if applied is not None:
+        told["context_management"] = {"original_input_tokens": n_before}
+    return JsonReply(told)
+
+
+def _edited(service: Service, fields: Fields) -> EditedBody:
+    return edited(fields, lambda body: count_tokens(service, chat_of_messages(body)))
 
 
 def count_responses(service: Service, request: Request, fields: Fields) -> ASGIApp:
