@@ -89,9 +89,9 @@ def begun_tokens(service: Service, fields: Fields) -> list[int]:
     return text_tokens(text, service.vocabulary.tokenizer)
 
 
-def count_tokens(service: Service, fields: Fields) -> int:
-    """Of the prompt that a body becomes. Raises WireError."""
-    return len(_asked(service, fields).tokens)
+def count_tokens(service: Service, fields: Fields, n_ctx: int | None = None) -> int:
+    """Of the prompt that a body becomes. n_ctx: as text_tokens() takes it. Raises WireError."""
+    return len(_asked(service, fields, n_ctx).tokens)
 
 
 def _asked(service: Service, fields: Fields, n_ctx: int | None = None) -> _Asked:

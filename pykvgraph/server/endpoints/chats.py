@@ -11,6 +11,7 @@ from pykvgraph.context.common_length import common_length
 from pykvgraph.engine.types import Pin
 from pykvgraph.openai.blocks import BlockForm
 from pykvgraph.openai.chat_completion import ChatForm
+from pykvgraph.openai.errors import TOO_LONG, WireError
 from pykvgraph.openai.messages import MessageWriter
 from pykvgraph.openai.responses import ResponseWriter
 from pykvgraph.server.chat_job import begun_tokens, chat_job, count_tokens
@@ -22,6 +23,7 @@ from pykvgraph.server.requests.context_edits import EditedBody, edited
 from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.requests.messages_request import chat_of_messages
 from pykvgraph.server.requests.responses_request import asked_of_responses, chat_of_responses
+from pykvgraph.server.requests.truncation import truncated
 from pykvgraph.server.service import FINGERPRINT, Service
 
 
@@ -59,7 +61,7 @@ def messages(service: Service, request: Request, fields: Fields) -> ASGIApp:
 def responses(service: Service, request: Request, fields: Fields) -> ASGIApp:
     """OpenAI's newer one. Nothing is stored."""
     asked = asked_of_responses(fields)
-    fields = chat_of_responses(fields)
+    fields = _fitting(service, fields)
     chat = chat_job(service, fields, asker_of(request))
 
     def count(text: str) -> int:
@@ -91,4 +93,18 @@ def _edited(service: Service, fields: Fields) -> EditedBody:
 
 def count_responses(service: Service, request: Request, fields: Fields) -> ASGIApp:
     """The same, of a body for /v1/responses."""
-    return count_chat(service, request, chat_of_responses(fields))
+    return count_chat(service, request, _fitting(service, fields))
+
+
+def _fitting(service: Service, fields: Fields) -> Fields:
+    """As a chat, of those items of a body for /v1/responses that fit."""
+
+    def fits(body: Fields, n_tokens: int) -> bool:
+        try:
+            return count_tokens(service, chat_of_responses(body), n_tokens) <= n_tokens
+        except WireError as error:
+            if error.kind != TOO_LONG:
+                raise
+            return False
+
+    return chat_of_responses(truncated(fields, service.n_ctx, fits))

@@ -8,6 +8,7 @@ from typing import Any
 from pykvgraph.checks import shown
 from pykvgraph.openai.errors import NO_PICTURE, invalid, no_text
 from pykvgraph.server.requests.fields import Fields
+from pykvgraph.server.requests.truncation import truncation_of
 
 _TEXTS = ("input_text", "output_text", "text")
 _UNSAID = {"parameters": None, "strict": True}  # of a function, where nobody says it
@@ -24,7 +25,6 @@ _REPEATED = (
 )
 _SAME_FOR_ALL = {
     "previous_response_id": None,
-    "truncation": "disabled",
     "store": False,
     "background": False,
     "service_tier": "default",
@@ -69,6 +69,7 @@ def asked_of_responses(fields: Fields) -> dict[str, Any]:
     return {
         **{name: fields.get(name) for name in _REPEATED},
         **_SAME_FOR_ALL,
+        "truncation": truncation_of(fields),
         "text": {"format": {"type": "text"}, **fields.object("text")},
         "reasoning": {name: reasoning.get(name) for name in ("effort", "summary")},
         "top_logprobs": fields.integer("top_logprobs", 0),
