@@ -26,6 +26,7 @@ from pykvgraph.engine.new_text import (
     require_shift,
     terms_of,
 )
+from pykvgraph.engine.prefix_edits import EditedPrefix, PrefixEdit, checked_spans
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.sizes import MemoryBudget, sizes_for
 from pykvgraph.engine.speculation.drafters import draft_model_of, drafter_of, kind_of
@@ -42,6 +43,7 @@ from pykvgraph.plan.memory_model import SPECULATION_SHARE
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.prefix.prefix_file import SavedPrefix, pack, read
+from pykvgraph.sequence.edits import REPAIR
 from pykvgraph.sequence.sequence import EVERY
 from pykvgraph.tiers.options import Tiers
 from pykvgraph.tiers.record import Name, Record, read_header
@@ -363,6 +365,49 @@ class Engine(NotCopied):
         ids = array("i", self._ids_of(prompt).tobytes())
         _, salt = self._under(adapters, salt)
         return int(self._loop.run_between_steps(lambda index, seq: index.forget(ids, salt)))
+
+    def find_prefix(
+        self,
+        prompt: str | Integers,
+        *,
+        salt: str | bytes = b"",
+        adapters: Iterable[tuple[Adapter, float]] | None = None,
+    ) -> int:
+        """How many tokens of a text the cache has, from the first on. Arguments as in save_prefix()."""
+        ids = array("i", self._ids_of(prompt).tobytes())
+        _, salt = self._under(adapters, salt)
+        return int(self._loop.run_between_steps(lambda index, seq: index.find(ids, len(ids), salt).n))
+
+    def edit_prefix(
+        self,
+        prompt: str | Integers,
+        spans: Sequence[tuple[int, int]],
+        *,
+        repair: int = REPAIR,
+        into: str | bytes,
+        salt: str | bytes = b"",
+        adapters: Iterable[tuple[Adapter, float]] | None = None,
+    ) -> EditedPrefix:
+        """Removes tokens [begin, end) from what the cache has of a text; those behind them are not decoded.
+
+        The old text stays as it is: its cells are copied where they move. repair: the first tokens behind
+        each span are decoded again, which makes those behind the first one exact. A text under the salt
+        `into` that begins with what is left goes on from its cells; only where all of it is exact, one under
+        `salt` does. Others wait until it is done.
+
+        Raises InvalidArgumentError for spans that overlap or leave nothing, and for more tokens to repair
+        than n_batch; CacheFullError when there is no room for the copies, and UnsupportedError when not
+        can_shift. Nothing is changed then.
+        """
+        if not self.can_shift:
+            raise UnsupportedError("this model's cache can't be shifted: send the text without these tokens")
+        ids = array("i", self._ids_of(prompt).tobytes())
+        active, own = self._under(adapters, salt)
+        _, into = self._under(adapters, into)
+        repair = integer(repair, "repair", 0, self.context.n_batch)
+        edit = PrefixEdit(self.context, ids, checked_spans(spans, len(ids)), repair, into, active)
+        found: EditedPrefix = self._loop.run_between_steps(lambda index, seq: edit.run(index, seq, own))
+        return found
 
     def embed(
         self,

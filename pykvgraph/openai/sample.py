@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,9 @@ class Sample:
     """index: among all texts that a body asks for. number: of its prompt. slot: in /slots; -1: it waits.
 
     wanted_slot: the only one that it takes; -1: any. salt: whose prefixes it shares. adapters: that it is
-    decoded under. n_predict: most tokens that were asked for; -1: as many as fit. settings: how it is
-    sampled, as the wire tells it.
+    decoded under. edits, n_exact: of the slot's text that it goes on from, if that was edited. without: of a
+    conversation, see Text of server.slots. n_predict: most tokens that were asked for; -1: as many as fit.
+    settings: how it is sampled, as the wire tells it.
     """
 
     index: int
@@ -31,6 +32,9 @@ class Sample:
     wanted_slot: int = -1
     salt: bytes = b""
     adapters: Active = ()
+    edits: bytes = b""
+    n_exact: int = 0
+    without: Callable[[Collection[int]], list[int]] | None = None
     slot: int = -1
     n_most: int = 0  # tokens that the context has room for
     tokens: list[int] = field(default_factory=list)  # that have text; the one that ended it isn't among them

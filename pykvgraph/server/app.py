@@ -22,7 +22,7 @@ from pykvgraph.server.endpoints import (
     chats,
     embeddings,
     rerank,
-    slot_files,
+    slot_actions,
     tokens,
 )
 from pykvgraph.server.http import page_files
@@ -63,7 +63,7 @@ WITHOUT_BODY: dict[tuple[str, str], Teller] = {
     ("POST", "/props"): about.set_props,
     ("GET", "/tokenizer_info"): about.tokenizer_info,
     ("GET", "/slots"): about.slots,
-    ("POST", "/slots/{id_slot}"): slot_files.act,
+    ("POST", "/slots/{id_slot}"): slot_actions.act,
     ("GET", "/metrics"): about.metrics,
     ("GET", "/lora-adapters"): adapters.told,
     ("POST", "/lora-adapters"): adapters.set_scales,

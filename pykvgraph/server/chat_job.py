@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from pykvgraph.engine.types import Pin
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.openai.chat_output import ChatOutput
+from pykvgraph.openai.errors import invalid
 from pykvgraph.params.params import ThoughtLimit
 from pykvgraph.reply.forced import WRITTEN, ForcedCall, forced_call, forced_json
 from pykvgraph.reply.format import Format
@@ -87,6 +88,16 @@ def begun_tokens(service: Service, fields: Fields) -> list[int]:
     except InvalidArgumentError:
         return []
     return text_tokens(text, service.vocabulary.tokenizer)
+
+
+def tokens_without(service: Service, fields: Fields, numbers: Collection[int]) -> list[int]:
+    """Of the prompt of a body without these of its messages. Raises WireError."""
+    messages = fields.array("messages")
+    unknown = [number for number in numbers if not 0 <= number < len(messages)]
+    if unknown:
+        raise invalid(f"message {unknown[0]}: the conversation has {len(messages)}, from 0 on")
+    left = [message for number, message in enumerate(messages) if number not in numbers]
+    return _asked(service, fields.replaced(messages=left)).tokens
 
 
 def count_tokens(service: Service, fields: Fields, n_ctx: int | None = None) -> int:

@@ -16,7 +16,7 @@ from pykvgraph.openai.form import MANY_PROBS
 from pykvgraph.openai.sample import Sample
 from pykvgraph.params.params import SamplingParams
 from pykvgraph.server.requests.sampling import n_predict_of
-from pykvgraph.server.slots import Slots
+from pykvgraph.server.slots import Slots, Text
 from pykvgraph.tiers.peer import Peer
 from pykvgraph.types import Piece
 
@@ -60,6 +60,7 @@ class Job:
         tells_progress: bool = False,
         hears_progress: bool = False,
         pins: Sequence[Pin] = (),
+        edited: Text | None = None,
     ) -> None:
         """n_ctx: the most tokens of a prompt with its answer. settings: how it is sampled, to be told.
 
@@ -68,7 +69,7 @@ class Job:
         ended when that has come there. tells, said: as an Asker's; of a job with several samples, or with
         windows, tokens are neither told nor known. as_told: what becomes of each piece; None: it stays as it
         is. tells_progress: also how far prompts are. hears_progress: the samples know that before their first
-        token. pins: of each prompt.
+        token. pins: of each prompt. edited: the text of a slot, whose cells the prompt goes on from.
         """
         self._slots = slots
         self._on_end = on_end
@@ -91,6 +92,8 @@ class Job:
                 wanted_slot=slot if j == 0 else -1,
                 salt=salt,
                 adapters=adapters,
+                edits=edited.edits if edited else b"",
+                n_exact=edited.n_exact if edited else 0,
             )
             for i, prompt in enumerate(prompts)
             for j in range(params.n)
@@ -112,7 +115,7 @@ class Job:
             return engine.submit(
                 prompt,
                 own[n_most],
-                salt=salt,
+                salt=edited.salt_of_cells if edited else salt,
                 edit=edit,
                 session=session,
                 window=window,

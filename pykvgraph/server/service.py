@@ -30,7 +30,7 @@ from pykvgraph.server.requests.chat_template import ServerTemplate
 from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.requests.sampling import sampling_of, settings_of, wants_probs
 from pykvgraph.server.settings import CACHE_EDITS, Settings
-from pykvgraph.server.slots import Slots
+from pykvgraph.server.slots import Slots, Text
 from pykvgraph.server.slow_work import SlowWork
 from pykvgraph.tiers.peers import Peers
 from pykvgraph.types import Piece
@@ -168,6 +168,7 @@ class Service:
             "n_keep": fields.integer("n_keep", self.settings.n_keep, -1),
             "n_discard": fields.integer("n_discard", 0, 0),
         }
+        slot, salt = self._slot(fields), self.salt(fields, asker.key)
         return Job(
             engine,
             self.slots,
@@ -175,10 +176,11 @@ class Service:
             params,
             self.told(params, fields) | told | keeps,
             n_ctx=self.n_ctx,
-            salt=self.salt(fields, asker.key),
+            salt=salt,
             edit=self._edit(fields),
             adapters=adapters,
-            slot=self._slot(fields),
+            slot=slot,
+            edited=self._edited(slot, prompts, salt),
             windows=self._windows(prompts, **keeps) if params.n == 1 else (),
             on_end=self.metrics.add,
             copies=self.peers.at(asker.copy_to) if self.peers and asker.copy_to else None,
@@ -199,6 +201,13 @@ class Service:
         if wanted == "approximate" and own == "off":
             raise invalid("Field 'cache_edit': this server was started with --cache-edit off")
         return "approximate" if wanted == "approximate" else "exact"
+
+    def _edited(self, slot: int, prompts: list[list[int]], salt: bytes) -> Text | None:
+        """The text of the slot that a body names, if it was edited and a single prompt goes on from it."""
+        if slot < 0 or len(prompts) > 1:
+            return None
+        text = self.slots.last_text(slot)
+        return text if text.has_begun(prompts[0], salt) else None
 
     def _pins(self, prompts: list[list[int]], fields: Fields, asker: Asker, pins: Sequence[Pin]) -> list[Pin]:
         """With that of the whole prompt, if a body of OpenAI's interface wants it."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 from collections import OrderedDict
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from pykvgraph.model.adapter import Active
@@ -13,14 +15,34 @@ from pykvgraph.server.free_slots import FreeSlots
 from pykvgraph.server.requests.sampling import told_briefly
 
 _ANY = -1  # slot
+_EDITED = b"kvgraph-slot-edit-1\0"
 
 
 class Text(NamedTuple):
-    """A text that a slot had. salt: whose prefixes it shares. adapters: that it was decoded under."""
+    """A text that a slot had. salt: whose prefixes it shares. adapters: that it was decoded under.
+
+    without: tokens of its prompt without messages of these numbers, where it is of a conversation. n_prompt:
+    tokens of the prompt. edits: what became of it in the slot since it was decoded; b"": nothing. n_exact:
+    of an edited one, its first tokens that are as if nothing had.
+    """
 
     ids: list[int]
     salt: bytes
     adapters: Active = ()
+    without: Callable[[Collection[int]], list[int]] | None = None
+    n_prompt: int = 0
+    edits: bytes = b""
+    n_exact: int = 0
+
+    @property
+    def salt_of_cells(self) -> bytes:
+        """Under which the engine has them: those of an edited text are for who names its slot."""
+        return hashlib.sha256(_EDITED + self.salt + self.edits).digest() if self.edits else self.salt
+
+    def has_begun(self, ids: list[int], salt: bytes) -> bool:
+        """Whether another text of the same owner begins with more of it than with its exact beginning."""
+        n = self.n_exact + 1
+        return self.salt == salt and bool(self.edits) and len(ids) >= n and ids[:n] == self.ids[:n]
 
 
 class Slots:
@@ -75,7 +97,9 @@ class Slots:
         if number is not None:
             del self._queues[max(sample.wanted_slot, _ANY)][number]
         elif slot >= 0 and self._last[slot] is sample and slot not in self._free:
-            self._texts[slot] = Text(sample.prompt + sample.tokens, sample.salt, sample.adapters)
+            ids, n_prompt = sample.prompt + sample.tokens, len(sample.prompt)
+            text = Text(ids, sample.salt, sample.adapters, sample.without, n_prompt)
+            self._texts[slot] = text._replace(edits=sample.edits, n_exact=sample.n_exact)
             for end in self._ends[slot]:
                 if not end.done():
                     end.set_result(None)
@@ -89,6 +113,15 @@ class Slots:
             self._ends[slot].append(end)
             await end
         return self._texts[slot]
+
+    def last_text(self, slot: int) -> Text:
+        """What the slot had last, whoever has it now."""
+        return self._texts[slot]
+
+    def longest_free(self, but: int) -> int:
+        """The free slot whose last text is the oldest, and not this one; -1: there is none."""
+        found = [slot for slot in self.ids if slot in self._free and slot != but]
+        return min(found, key=lambda slot: (self._last[slot] is not None, self._tasks[slot]), default=-1)
 
     def put(self, slot: int, text: Text) -> None:
         """The slot has another text than the one that it had last."""
@@ -141,3 +174,9 @@ class Slots:
                 }
             ],
         }
+
+
+async def own_text(slots: Slots, slot: int, salt: bytes) -> Text:
+    """The slot's last text, while it is taken waited for; of somebody else's, nothing."""
+    text = await slots.text(slot)
+    return text if text.salt == salt else Text([], salt)

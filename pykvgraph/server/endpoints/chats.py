@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from starlette.requests import Request
@@ -14,7 +15,7 @@ from pykvgraph.openai.chat_completion import ChatForm
 from pykvgraph.openai.errors import TOO_LONG, WireError
 from pykvgraph.openai.messages import MessageWriter
 from pykvgraph.openai.responses import ResponseWriter
-from pykvgraph.server.chat_job import begun_tokens, chat_job, count_tokens
+from pykvgraph.server.chat_job import begun_tokens, chat_job, count_tokens, tokens_without
 from pykvgraph.server.endpoints.answers import details_of, reply_of, wants_usage
 from pykvgraph.server.http.keys import asker_of
 from pykvgraph.server.http.reply import JsonReply
@@ -30,6 +31,8 @@ from pykvgraph.server.service import FINGERPRINT, Service
 def chat_completion(service: Service, request: Request, fields: Fields) -> ASGIApp:
     """OpenAI's, of a conversation."""
     chat = chat_job(service, fields, asker_of(request))
+    for sample in chat.job.samples:
+        sample.without = functools.partial(tokens_without, service, fields)
     form = ChatForm(
         service.model_name,
         FINGERPRINT,

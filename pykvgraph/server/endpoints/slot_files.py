@@ -1,4 +1,4 @@
-"""POST /slots/{id}: what the cache has of a slot's last text, in files of one folder."""
+"""What the cache has of a slot's last text, in files of one folder."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
-from starlette.types import ASGIApp
 
 from pykvgraph.errors import KVGraphError, StateError
 from pykvgraph.openai.errors import SERVER, WireError, as_wire, invalid, unsupported
 from pykvgraph.openai.wire_json import loads
 from pykvgraph.server.http.body import SHORT, read_body
-from pykvgraph.server.http.keys import key_of
-from pykvgraph.server.http.reply import JsonReply
 from pykvgraph.server.requests.fields import Fields
-from pykvgraph.server.service import Service, salt_of
-from pykvgraph.server.slots import Text
+from pykvgraph.server.service import Service
+from pykvgraph.server.slots import Text, own_text
 
 _LONGEST = 255  # bytes of a file's name
 _HEAD_BYTES = 1 << 20  # at most, of what a file has beside K and V
@@ -31,27 +28,28 @@ _OF_NAME = (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL, errno
 _FORBIDDEN = frozenset('/\\:*?"<>|\uff0e\u2215\u2216\ufffd\ufeff')
 
 
-async def act(service: Service, request: Request) -> ASGIApp:
-    """action=save, restore or erase. A slot that is taken is waited for. Raises WireError."""
-    folder = service.settings.slot_save_path
-    if not folder:
-        raise unsupported("This server does not support slots action. Start it with `--slot-save-path`")
-    slot = _slot(request.path_params["id_slot"], service.slots.ids)
-    action = request.query_params.get("action")
-    salt = salt_of(key_of(request))
-    if action == "erase":
-        return JsonReply(await _erase(service, slot, salt))
-    if action not in ("save", "restore"):
-        raise invalid("Invalid action")
-    settings = service.settings
+async def save_or_restore(service: Service, request: Request, slot: int, salt: bytes) -> dict[str, Any]:
+    """What the answer tells. Raises WireError."""
+    folder, settings = folder_of(service), service.settings
     body = await read_body(request, min(settings.max_body, SHORT), settings.body_seconds)
     name = Fields(loads(body)).text("filename")
-    work = _save if action == "save" else _restore
-    return JsonReply(await work(service, slot, salt, _path(folder, name)))
+    work = _save if request.query_params["action"] == "save" else _restore
+    return await work(service, slot, salt, _path(folder, name))
+
+
+def folder_of(service: Service) -> str:
+    """Raises WireError where there is none."""
+    if not service.settings.slot_save_path:
+        raise unsupported("This server does not support slots action. Start it with `--slot-save-path`")
+    return service.settings.slot_save_path
 
 
 async def _save(service: Service, slot: int, salt: bytes, path: Path) -> dict[str, Any]:
-    text = await _own_text(service, slot, salt)
+    text = await own_text(service.slots, slot, salt)
+    if text.edits:
+        raise invalid(
+            "Unable to save slot: its text was edited, so that its cells are not those of its tokens"
+        )
 
     def save() -> tuple[int, int]:
         n = service.engine.save_prefix(path, text.ids, salt=salt, adapters=text.adapters) if text.ids else 0
@@ -84,29 +82,6 @@ async def _restore(service: Service, slot: int, salt: bytes, path: Path) -> dict
     service.slots.put(slot, Text(ids, salt, adapters))
     told = {"id_slot": slot, "filename": path.name, "n_restored": len(ids), "n_read": n_bytes}
     return {**told, "timings": {"restore_ms": (time.perf_counter() - begin) * 1e3}}
-
-
-async def _erase(service: Service, slot: int, salt: bytes) -> dict[str, Any]:
-    text = await _own_text(service, slot, salt)
-    n = 0
-    if text.ids:
-        forget = service.engine.forget_prefix
-        n = await asyncio.to_thread(forget, text.ids, salt=salt, adapters=text.adapters)
-        service.slots.put(slot, Text([], salt))
-    return {"id_slot": slot, "n_erased": n}
-
-
-async def _own_text(service: Service, slot: int, salt: bytes) -> Text:
-    """The slot's last text; of somebody else's, nothing."""
-    text = await service.slots.text(slot)
-    return text if text.salt == salt else Text([], salt)
-
-
-def _slot(text: str, ids: range) -> int:
-    slot = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
-    if slot not in ids:
-        raise invalid("Invalid slot ID")
-    return slot
 
 
 def _path(folder: str, name: str) -> Path:

@@ -128,3 +128,17 @@ def test_nobody_looks_at_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
         slots.leave(each)
     assert (slots.n_processing, slots.n_deferred) == (0, 0)
     assert Walked.n <= 4 * n
+
+
+def test_the_free_slot_that_was_had_longest_ago() -> None:
+    slots, had = Slots(N, False, FIRST), [sample(FIRST + n) for n in range(N)]
+    assert slots.longest_free(FIRST) == FIRST + 1  # nobody ever had it
+    for each in (had[1], had[0]):
+        slots.enter(each)
+        slots.leave(each)
+    assert slots.longest_free(FIRST) == FIRST + 2
+    slots.enter(had[2])
+    assert [slots.longest_free(but) for but in (FIRST, FIRST + 1, FIRST + 2)] == [FIRST + 1, FIRST, FIRST + 1]
+    for each in had[:2]:
+        slots.enter(each)
+    assert slots.longest_free(FIRST) == -1

@@ -1,0 +1,77 @@
+"""Engine.edit_prefix: the engine goes on from an edited text as one sequence of a context does."""
+
+from __future__ import annotations
+
+import pytest
+from support.engines import ids_of
+from support.soak import F32
+
+import pykvgraph as kvg
+
+READ = kvg.SamplingParams(max_tokens=1)
+SPANS = [(70, 90), (20, 33)]
+N = 140
+
+
+@pytest.mark.parametrize("repair", [0, 5, 200])
+def test_it_says_what_an_edited_sequence_says(small: kvg.Model, repair: int) -> None:
+    ids, behind = ids_of(small, N, 1), ids_of(small, 8, 2)
+    left = [*ids[:20], *ids[33:70], *ids[90:]]
+    with kvg.Context(small, n_ctx=512, n_batch=256, **F32) as ctx:
+        text = kvg.Sequence(ctx)
+        text.set(ids)
+        for begin, end in SPANS:
+            text.remove(begin, end, repair=0)
+        text.repair([(20, min(20 + repair, len(left))), (57, min(57 + repair, len(left)))])
+        n_exact = text.approximate_from
+        said = [piece.token for piece in kvg.generate(ctx, behind, max_tokens=12)]
+    with kvg.Engine(small, n_ctx=512, n_seq_max=2, n_batch=512, **F32) as engine:
+        engine.submit([*ids, 1], READ).result(60)
+        found = engine.edit_prefix(ids, SPANS, repair=repair, into=b"edited")
+        assert found == (left, len(left), len(left) if n_exact is None else n_exact)
+        assert engine.find_prefix(ids) == N, "the old text has lost its cells"
+        own = len(left) if n_exact is None else 20
+        assert engine.find_prefix([*left, *behind]) == own
+        salt = b"" if n_exact is None else b"edited"
+        done = engine.submit([*left, *behind], kvg.SamplingParams(max_tokens=12), salt=salt).result(60)
+        assert done.n_cached == len(left)
+        assert list(done.tokens) == said[: len(done.tokens)] and done.tokens
+
+
+def test_a_tail_a_part_and_what_is_not_there(small: kvg.Model) -> None:
+    ids = ids_of(small, N, 3)
+    with kvg.Engine(small, n_ctx=512, n_seq_max=1) as engine:
+        assert engine.edit_prefix(ids, [(3, 9)], into=b"a") == (ids[:3] + ids[9:], 0, 0)
+        engine.submit(ids[:64], READ).result(60)
+        assert engine.find_prefix(ids) == 64
+        assert engine.edit_prefix(ids, [(80, 90)], into=b"a")[1:] == (64, 64)  # nothing of it is in the cache
+        assert engine.edit_prefix(ids, [(40, 90)], into=b"a")[1:] == (40, 40)
+        assert engine.edit_prefix(ids, [(0, 139)], into=b"a") == (ids[139:], 0, 0)
+        n_used = engine.stats().cells_used
+        for spans in ([], [(3, 3)], [(3, 9), (8, 10)], [(-1, 3)], [(3, N + 1)], [(0, N)]):
+            with pytest.raises(kvg.InvalidArgumentError, match="spans"):
+                engine.edit_prefix(ids, spans, into=b"a")
+        with pytest.raises(kvg.InvalidArgumentError, match="repair"):
+            engine.edit_prefix(ids, [(3, 9), (10, 12)], repair=engine.context.n_batch // 2 + 1, into=b"a")
+        assert engine.stats().cells_used == n_used
+
+
+def test_without_room_for_copies_nothing_is_changed(small: kvg.Model) -> None:
+    ids = ids_of(small, 100, 4)
+    with kvg.Engine(small, n_ctx=128, n_seq_max=2) as engine:
+        engine.submit([*ids, 1], READ, pins=[kvg.Pin(96, 60.0)]).result(60)
+        with pytest.raises(kvg.CacheFullError):
+            engine.edit_prefix(ids, [(8, 16)], into=b"edited")
+        assert engine.find_prefix(ids) >= 96
+        assert engine.submit([*ids, 2], READ).result(60).n_cached >= 96
+
+
+def test_layers_with_windows_and_states_are_refused(model: kvg.Model) -> None:
+    ids = ids_of(model, 40, 5)
+    with kvg.Engine(model, n_ctx=256, n_seq_max=1) as engine:
+        engine.submit(ids, READ).result(60)
+        if engine.can_shift:
+            assert engine.edit_prefix(ids, [(3, 9)], into=b"a").n_exact == 34
+        else:
+            with pytest.raises(kvg.UnsupportedError, match="can't be shifted"):
+                engine.edit_prefix(ids, [(3, 9)], into=b"a")
