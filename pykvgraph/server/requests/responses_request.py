@@ -11,7 +11,8 @@ from pykvgraph.server.requests.fields import Fields
 from pykvgraph.server.requests.truncation import truncation_of
 
 _TEXTS = ("input_text", "output_text", "text")
-_UNSAID = {"parameters": None, "strict": True}  # of a function, where nobody says it
+_UNSAID = {"description": None, "parameters": None, "strict": True}  # of a function, where nobody says it
+_UNSAID_OF_SCHEMA = {"description": None, "strict": False}
 _PROBS = "message.output_text.logprobs"
 _KEPT_ELSEWHERE = {
     "previous_response_id": "send the whole conversation",
@@ -70,7 +71,7 @@ def asked_of_responses(fields: Fields) -> dict[str, Any]:
         **{name: fields.get(name) for name in _REPEATED},
         **_SAME_FOR_ALL,
         "truncation": truncation_of(fields),
-        "text": {"format": {"type": "text"}, **fields.object("text")},
+        "text": _text_asked(fields.object("text")),
         "reasoning": {name: reasoning.get(name) for name in ("effort", "summary")},
         "top_logprobs": fields.integer("top_logprobs", 0),
         "metadata": fields.object("metadata"),
@@ -78,6 +79,13 @@ def asked_of_responses(fields: Fields) -> dict[str, Any]:
         "tool_choice": fields.get("tool_choice", "auto"),
         "tools": [{**_UNSAID, **tool} if _is_function(tool) else tool for tool in fields.array("tools")],
     }
+
+
+def _text_asked(given: dict[str, Any]) -> dict[str, Any]:
+    form = given.get("format")
+    if isinstance(form, dict) and form.get("type") == "json_schema":
+        return {**given, "format": {**_UNSAID_OF_SCHEMA, **form}}
+    return {"format": {"type": "text"}, **given}
 
 
 def _messages(fields: Fields) -> list[dict[str, Any]]:
