@@ -28,6 +28,7 @@ from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context
 from pykvgraph.context.context_shift import ContextShift, self_extend
 from pykvgraph.context.document import Document
+from pykvgraph.context.forgetting import Forget
 from pykvgraph.errors import (
     CacheFullError,
     CopyError,
@@ -51,6 +52,7 @@ from pykvgraph.sequence.decode_loop import generate
 from pykvgraph.types import (
     CellGroup,
     CellsView,
+    ForgetReport,
     LayerSpec,
     ModelInfo,
     Piece,
@@ -158,6 +160,8 @@ __all__ = [
     "Engine",
     "EngineLook",
     "EngineStats",
+    "Forget",
+    "ForgetReport",
     "GgufFile",
     "Hold",
     "Incoming",

@@ -223,6 +223,20 @@ class ShiftReport:
 
 
 @dataclass(frozen=True)
+class ForgetReport:
+    """What a sequence has forgotten.
+
+    seq: the sequence. positions: those that it has no cell at any more, rising, as they were then. n_cells:
+    how many cells it has lost; n_left: how many it has.
+    """
+
+    seq: int
+    positions: tuple[int, ...]
+    n_cells: int
+    n_left: int
+
+
+@dataclass(frozen=True)
 class Piece:
     """One sampled token, and the text that it adds.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import click
 
 from pykvgraph.cli.progress import progress_on_terminal
 from pykvgraph.cli.prompt import text_option
-from pykvgraph.cli.show import new_table, print_json, print_table, safe_cell
+from pykvgraph.cli.show import new_table, print_json, print_table, printable, safe_cell
 from pykvgraph.cli.verb import (
     Interruptible,
     Verb,
@@ -127,6 +128,9 @@ def quality(
       link NxM [repair=K]                N parts of M tokens at the end, each
                                          read alone, and then linked; the first
                                          K tokens of each are decoded again
+      forget POLICY SHARE|cells=N        the cells that matter least go: a share
+                                         of them when all is read (0.5), or all
+                                         the time, so that N are left
 
     Tasks hide something in a text of --length tokens and ask for it. Six are RULER's, by its definitions. Of
     erase's two facts an edit cuts out one; the other must be known then, and that one not. chat asks for what
@@ -172,6 +176,19 @@ def quality(
     work.end()
 
 
+def _show_kept(results: Sequence[CaseResult]) -> None:
+    """Where the cells are that were not forgotten."""
+    from pykvgraph.kv_cache.maps.lines import as_text
+    from pykvgraph.kv_cache.maps.shares import shares_line
+
+    forgetful = [each for each in results if each.policy.split()[-2:-1] == ["forget"]]
+    if forgetful:
+        click.echo("\nCells left, from the beginning to the end of texts: # all, 1 to 9 tenths, . none")
+    for each in forgetful:
+        line = as_text([shares_line(each.kept)], color=sys.stdout.isatty())
+        click.echo(f"{line} {printable(each.case)}")
+
+
 def _show(results: Sequence[CaseResult]) -> None:
     table = new_table("cells", "KL mean", "median", "99 %", "same top", "PPL", "case")
     for each in results:
@@ -189,6 +206,7 @@ def _show(results: Sequence[CaseResult]) -> None:
             for each in results:
                 table.add_row(f"{each.tasks[name]:.0%}", name, safe_cell(each.case))
         print_table(table)
+    _show_kept(results)
 
 
 def _plot(title: str, results: Sequence[CaseResult], path: str) -> None:

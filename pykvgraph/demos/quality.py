@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from pykvgraph.checks import integer
 from pykvgraph.context.batch import Batch
@@ -23,8 +24,11 @@ from pykvgraph.model.model import Model
 from pykvgraph.params.params import ContextParams
 from pykvgraph.sequence.decode_loop import generate
 
+Shares: TypeAlias = npt.NDArray[np.float64]
+
 N_NEXT = 200  # tokens that are predicted behind a text
 LEAST_LENGTH = 16
+N_PARTS = 64  # of which it is told how much of each is left
 _FORK = 2  # the sequence of a question and its answer
 _ROOM = 256  # cells beyond the text's and the next tokens': a sentence that is cut, and rounding up
 _N_AT_ONCE = 64  # rows of logits: 67 MB of a vocabulary of 262,144
@@ -34,8 +38,10 @@ _N_AT_ONCE = 64  # rows of logits: 67 MB of a vocabulary of 262,144
 class CaseResult:
     """What was measured of a case: means over trials, divergences in nats beside the case `full`.
 
-    n_cells: cells that the text has, once it is read. tasks: by name, the share of answers that were right;
-    `erase` counts where the kept fact is known and the erased one isn't; erase_kept, erase_gone: each alone.
+    n_cells: cells that the text has, once it is read. kept: of each of 64 parts of the text, from its
+    beginning to its end, the share of the positions that have a cell then. tasks: by name, the
+    share of answers that were right; `erase` counts where the kept fact is known and the erased one isn't;
+    erase_kept, erase_gone: each alone.
     """
 
     case: str
@@ -46,6 +52,7 @@ class CaseResult:
     kl_99: float
     same_top: float
     perplexity: float
+    kept: tuple[float, ...]
     tasks: dict[str, float]
 
 
@@ -54,11 +61,13 @@ class _Measured:
     """What is known of a case so far."""
 
     n_cells: list[int] = field(default_factory=list)
+    kept: list[Shares] = field(default_factory=list)
     diverged: list[Divergence] = field(default_factory=list)
     scores: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, trial: _Measured) -> None:
         self.n_cells += trial.n_cells
+        self.kept += trial.kept
         self.diverged += trial.diverged
         for name, scores in trial.scores.items():
             self.scores.setdefault(name, []).extend(scores)
@@ -74,6 +83,7 @@ class _Measured:
             kl_99=float(np.quantile(of.kl, 0.99)),
             same_top=float(of.same_top.mean()),
             perplexity=estimate(of.losses).value,
+            kept=tuple(np.mean(self.kept, axis=0).tolist()),
             tasks={name: statistics.fmean(scores) for name, scores in self.scores.items()},
         )
 
@@ -166,6 +176,7 @@ class Quality:
             ctx.reset()
             case.way.read(ctx, passage)
             measured.n_cells.append(ctx.kv.n_used)
+            measured.kept.append(_kept(ctx, self._length))
             if reference is None:
                 reference = np.concatenate([rows.copy() for rows in _rows_behind(ctx, nexts)])
                 measured.diverged.append(diverged(reference, reference, nexts[1:]))
@@ -225,6 +236,15 @@ class Quality:
         """With the longest question, and its answer."""
         questions = (len(self._behind(probe.question)) for probe in text.probes)
         return len(self._passage_of(text).ids) + max(questions) + text.n_answer
+
+
+def _kept(ctx: Context, n: int) -> Shares:
+    """Of the parts of the positions 0 to n - 1 the share that the text has cells at."""
+    view = ctx.kv.cells()
+    parts = np.arange(n) * min(N_PARTS, n) // n
+    has = np.isin(np.arange(n), view.pos[view.seq[:, TEXT]])
+    shares: Shares = np.bincount(parts, has) / np.bincount(parts)
+    return shares
 
 
 def _rows_behind(ctx: Context, nexts: Tokens) -> Iterator[Logits]:

@@ -13,13 +13,16 @@ from typing import ClassVar, Protocol
 
 from pykvgraph.checks import shown
 from pykvgraph.context.batch import Batch
+from pykvgraph.context.cell_scores import POLICIES
 from pykvgraph.context.context import Context
 from pykvgraph.context.context_shift import ContextShift
+from pykvgraph.context.forgetting import N_AT_ONCE, N_RECENT, N_SINKS, Forget
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.kv_cache.cache import KVCache
 from pykvgraph.params.params import CACHE_TYPES, ContextParams
 from pykvgraph.sequence.long_reader import LongReader
 from pykvgraph.sequence.prefill import Prefill
+from pykvgraph.sequence.sequence import TokenSequence
 
 FORMS = (
     "full",  # everything is decoded as it stands
@@ -27,6 +30,7 @@ FORMS = (
     "self-extend N",
     "edit A:B [repair=K]",
     "link NxM [repair=K]",
+    f"forget {'|'.join(POLICIES)} SHARE|cells=N",
 )
 TEXT, APART = 0, 1  # the sequence of the text, and that of parts which are read alone
 Ids = Sequence[int]
@@ -49,7 +53,9 @@ class Passage:
 class ReadingWay(Protocol):
     """A way to get a text into the cache."""
 
-    name: ClassVar[str]
+    @property
+    def name(self) -> str:
+        """What cases have in common that differ in their numbers alone."""
 
     def n_extra(self) -> int:
         """Cells that it takes on its way beyond one for each token."""
@@ -198,6 +204,42 @@ class LinkedText:
 
 
 @dataclass(frozen=True)
+class ForgottenText:
+    """Of all of the text's cells a share is forgotten; or it goes through n_cells, and forgets when full."""
+
+    policy: str
+    share: float | None
+    n_cells: int | None = None
+
+    def __post_init__(self) -> None:
+        Forget(self.n_cells, self.policy)  # raises what is wrong with them
+
+    @property
+    def name(self) -> str:
+        """Each policy is one."""
+        return f"forget {self.policy}"
+
+    def n_extra(self) -> int:
+        """None."""
+        return 0
+
+    def read(self, ctx: Context, passage: Passage) -> None:
+        """Batch by batch."""
+        if self.n_cells is not None:
+            prefill = Prefill(ctx, TEXT, Forget(self.n_cells, self.policy))
+            n_at_once = min(ctx.n_batch, N_AT_ONCE, self.n_cells - N_SINKS - N_RECENT)
+            for begin in range(0, len(passage.ids), n_at_once):
+                prefill.append_batch(passage.ids[begin : begin + n_at_once])
+            return
+        append(ctx, TEXT, passage.ids)
+        text = TokenSequence(ctx, TEXT)
+        text.record(passage.ids)
+        n_cells = round((self.share or 0) * len(passage.ids))
+        if n_cells:
+            text.forget(n_cells, self.policy)
+
+
+@dataclass(frozen=True)
 class Case:
     """A way to get a text into a cache of some types. text: as it is typed, one blank between words."""
 
@@ -231,8 +273,8 @@ def parse_case(text: str) -> Case:
     for pattern, make in _WAYS:
         found = re.fullmatch(pattern.replace("N", r"(\d{1,8})"), line)
         if found:
-            numbers = (None if each is None else int(each) for each in found.groups())
-            return Case(" ".join(words), make(*numbers), types["ctk"], types["ctv"])
+            values = (int(each) if each and each.isdigit() else each for each in found.groups())
+            return Case(" ".join(words), make(*values), types["ctk"], types["ctv"])
     forms = ", ".join(repr(form) for form in (*FORMS, "ctk TYPE", "ctv TYPE"))
     raise InvalidArgumentError(f"{shown(text)} is no case: expected one of {forms}")
 
@@ -243,6 +285,10 @@ _WAYS: tuple[tuple[str, Callable[..., ReadingWay]], ...] = (
     ("self-extend N", ExtendedText),
     ("edit N:N(?: repair=N)?", lambda p0, p1, repair: EditedText(p0, p1, repair or 0)),
     ("link NxN(?: repair=N)?", lambda n, m, repair: LinkedText(n, m, repair or 0)),
+    (
+        rf"forget ({'|'.join(POLICIES)}) (?:(0?\.\d{{1,4}})|cells=N)",
+        lambda policy, share, n: ForgottenText(policy, share and float(share), n),
+    ),
 )
 
 

@@ -13,6 +13,7 @@ from pykvgraph.checks import Integers, integer, integers, shown
 from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.context.context_shift import ContextShift
+from pykvgraph.context.forgetting import Forget
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, UnsupportedError
 from pykvgraph.params.params import SamplingParams, ThoughtLimit, params_of
 from pykvgraph.sequence.decode_text import decode_text
@@ -60,7 +61,7 @@ def generate(
     grammar: str | None = SamplingParams.grammar,
     json_schema: str | Mapping[str, Any] | None = SamplingParams.json_schema,
     thoughts: ThoughtLimit | None = SamplingParams.thoughts,
-    on_full: ContextShift | None = None,
+    on_full: ContextShift | Forget | None = None,
     draft: Context | None = None,
     draft_max: int = 16,
 ) -> Iterator[Piece]:
@@ -86,9 +87,10 @@ def generate(
     end-of-generation token or a stop string; the stop string is not part of the text. All arguments from
     max_tokens to thoughts: as in SamplingParams.
 
-    on_full: the policy that makes room when the cache is full; it removes tokens of the generated sequences
-    only, of several those of the longest. Without it a full cache raises CacheFullError; if the prompts don't
-    fit, nothing is decoded. Several threads may generate on one context, each in its own sequences.
+    on_full: the policy that makes room when the cache is full, or a sequence has reached its budget; it
+    removes tokens of the generated sequences only. When the cache is full of several, those of the longest.
+    Without it a full cache raises CacheFullError; if the prompts don't fit, nothing is decoded. Several
+    threads may generate on one context, each in its own sequences.
 
     draft: a context of a smaller model with the same vocabulary, whose sequence 0 is used: what it proposes,
     up to draft_max tokens, is decoded beside the next token, and what is said stays the same (Lookahead).
@@ -111,8 +113,10 @@ def generate(
             f"{len(prompts)} prompts from sequence {seq} on need {seq + len(prompts)} sequences, and the "
             f"context has {ctx.n_seq_max} (n_seq_max)"
         )
-    if on_full is not None and not isinstance(on_full, ContextShift):
-        raise InvalidArgumentError(f"on_full must be a pykvgraph.ContextShift or None, got {shown(on_full)}")
+    if on_full is not None and not isinstance(on_full, (ContextShift, Forget)):
+        raise InvalidArgumentError(
+            f"on_full must be a pykvgraph.ContextShift, a pykvgraph.Forget or None, got {shown(on_full)}"
+        )
     if draft is not None and several:
         raise InvalidArgumentError("draft: drafts are for one prompt; an Engine has them for many")
     params = params_of(SamplingParams, locals())
@@ -151,7 +155,12 @@ class _Text:
     """The text of one sequence: its prompt, and what is generated behind it."""
 
     def __init__(
-        self, ctx: Context, seq: int, prompt: Any, params: SamplingParams, on_full: ContextShift | None
+        self,
+        ctx: Context,
+        seq: int,
+        prompt: Any,
+        params: SamplingParams,
+        on_full: ContextShift | Forget | None,
     ) -> None:
         model = ctx.model
         if isinstance(prompt, str):
@@ -259,6 +268,8 @@ def _decode_each(ctx: Context, said: list[tuple[_Text, int]], shifts: bool) -> l
     """Decodes a token of each text in one batch."""
     kv, batch = ctx.kv, Batch()
     while True:
+        for text, _ in said:
+            text.prefill.keep_to_budget()
         longest = max((text for text, _ in said), key=lambda text: kv.seq_pos_max(text.seq))
         longest.prefill.make_room(len(said))
         batch.clear()

@@ -1,4 +1,4 @@
-"""Reads a text that is longer than the cache: removes old tokens, or puts neighbours on one position."""
+"""Reads a text that is longer than the cache: removes tokens, or puts neighbours on one position."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy.typing as npt
 from pykvgraph.checks import Integers, instance, integer, integers
 from pykvgraph.context.context import Context
 from pykvgraph.context.context_shift import N_KEEP, ContextShift, self_extend
+from pykvgraph.context.forgetting import N_RECENT, N_SINKS, Forget
 from pykvgraph.errors import InvalidArgumentError, NotCopied
 from pykvgraph.sequence.prefill import Prefill
 from pykvgraph.types import ShiftReport
@@ -26,12 +27,16 @@ class LongReader(NotCopied):
     except those of the newest batch. The reader groups a batch just before it decodes the next one, and then
     calls on_extend(p0, p1, n_grp): the tokens of the positions [p0, p1) were grouped.
 
+    on_full: what the reader does in place of context shifts, whenever the text has reached its budget: it
+    forgets (Forget). Positions stay, so there are no groups then; n_keep and the callbacks of shifts aren't
+    used.
+
     A text may be given in several calls of read(). Tokens that the program itself appends to the sequence
     between two calls are grouped with the newest batch. The reader knows only the shifts that it did itself:
     when anything else shifts the sequence or resets the context, make a new reader.
 
-    Raises InvalidArgumentError for n_keep < 0, for n_grp < 1, and when the cache is too small for the kept
-    tokens (n_keep * n_grp) and one batch.
+    Raises InvalidArgumentError for n_keep < 0, for n_grp < 1, for groups together with on_full, and when the
+    cache (or the budget) is too small for the tokens that are kept and one batch.
     """
 
     def __init__(
@@ -44,6 +49,7 @@ class LongReader(NotCopied):
         before_shift: Callable[[], None] | None = None,
         on_shift: Callable[[ShiftReport], None] | None = None,
         on_extend: Callable[[int, int, int], None] | None = None,
+        on_full: Forget | None = None,
     ) -> None:
         instance(ctx, Context, "ctx")
         ctx.model._require_whole()
@@ -52,11 +58,13 @@ class LongReader(NotCopied):
         self._n_grp = integer(n_grp, "n_grp", 1)
         n_keep = integer(n_keep, "n_keep", 0)
         n_discard = -(-ctx.n_batch // self._n_grp)  # the positions that a batch takes once it is in groups
-        shift = ContextShift(n_keep, n_discard, on_shift)
-        self._prefill = Prefill(ctx, self._seq, shift, before_shift, self._shifted)
+        policy = on_full or ContextShift(n_keep, n_discard, on_shift)
+        self._prefill = Prefill(ctx, self._seq, policy, before_shift, self._shifted)
         self._on_extend = on_extend
         self._newest: int | None = None  # where the newest batch begins, while its positions are its own
-        if n_keep * self._n_grp + ctx.n_batch > ctx.kv.n_cells:
+        if on_full is not None:
+            _require_budget(on_full, ctx, self._n_grp)
+        elif n_keep * self._n_grp + ctx.n_batch > ctx.kv.n_cells:
             raise InvalidArgumentError(
                 f"{ctx.kv.n_cells} cells can't hold {n_keep} kept positions in groups of {n_grp} and a batch "
                 f"of {ctx.n_batch}: use a larger n_ctx, or a smaller n_batch or n_keep"
@@ -79,10 +87,10 @@ class LongReader(NotCopied):
             self._newest = self._ctx.kv.seq_pos_max(self._seq) + 1 - len(part)
 
     def make_room(self, n_tokens: int) -> None:
-        """Does context shifts until n_tokens cells are empty.
+        """Does context shifts, or forgets, until n_tokens find room.
 
-        Raises InvalidArgumentError for n_tokens < 0. Raises CacheFullError, with nothing removed, when no
-        shift can make that many cells empty, because of the kept positions or the cells of other sequences.
+        Raises InvalidArgumentError for n_tokens < 0. Raises CacheFullError, with nothing removed, when that
+        can't make room for so many, because of the kept positions or the cells of other sequences.
         """
         self._prefill.make_room(integer(n_tokens, "n_tokens", 0))
 
@@ -97,6 +105,18 @@ class LongReader(NotCopied):
             self._newest = None
             if self._on_extend is not None:
                 self._on_extend(p0, p1, self._n_grp)
+
+
+def _require_budget(on_full: Forget, ctx: Context, n_grp: int) -> None:
+    instance(on_full, Forget, "on_full")
+    if n_grp > 1:
+        raise InvalidArgumentError("n_grp: with on_full positions stay as they are: leave one of them out")
+    n_cells = min(on_full.budget or ctx.kv.n_cells, ctx.kv.n_cells)
+    if N_SINKS + N_RECENT + ctx.n_batch > n_cells:
+        raise InvalidArgumentError(
+            f"{n_cells} cells can't hold the first {N_SINKS} tokens, the last {N_RECENT} and a batch of "
+            f"{ctx.n_batch}: use a larger n_ctx or budget, or a smaller n_batch"
+        )
 
 
 def extended(positions: npt.NDArray[np.int64], p0: int, p1: int, n_grp: int) -> npt.NDArray[np.int64]:

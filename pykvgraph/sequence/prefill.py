@@ -11,6 +11,7 @@ import numpy.typing as npt
 from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.context.context_shift import ContextShift, make_room
+from pykvgraph.context.forgetting import Forget
 from pykvgraph.errors import CacheFullError
 from pykvgraph.types import ShiftReport
 
@@ -21,8 +22,9 @@ Ids = Sequence[int] | npt.NDArray[np.int32]
 class Prefill:
     """Appends tokens to a sequence, each at seq_pos_max + 1, and makes room for them when the cache is full.
 
-    on_full: the policy that removes old positions; before_shift() and after_shift(report) are called before
-    and after each shift. Without on_full, tokens that don't fit raise CacheFullError, and none is decoded.
+    on_full: the policy that gives up cells; before_shift() and after_shift(report) are called before and
+    after each context shift. Without on_full, tokens that don't fit raise CacheFullError, and none is
+    decoded.
 
     Other threads may decode other sequences of the context. When another thread takes the cells that
     were just made empty, room is made again.
@@ -32,7 +34,7 @@ class Prefill:
         self,
         ctx: Context,
         seq: int,
-        on_full: ContextShift | None,
+        on_full: ContextShift | Forget | None,
         before_shift: Callable[[], None] | None = None,
         after_shift: Callable[[ShiftReport], None] | None = None,
     ) -> None:
@@ -45,6 +47,8 @@ class Prefill:
 
     def append(self, ids: Ids, *, copy_logits: bool) -> LastOutput:
         """Decodes all of `ids`, in as many batches as needed; returns the output of the last token."""
+        if isinstance(self._on_full, Forget):
+            self.make_room(1)  # its budget may be less than the cache has room for
         if len(ids) == 1:
             try:
                 return self.ctx._handle.call(self.ctx._append, self.seq, int(ids[0]), copy_logits)
@@ -66,24 +70,30 @@ class Prefill:
         self._decode(ids, len(ids), False, self.ctx.decode)
 
     def make_room(self, n_tokens: int) -> None:
-        """Shifts the sequence until n_tokens cells are empty.
+        """Gives up cells of the sequence until n_tokens find room.
 
-        Raises CacheFullError, with nothing removed, when shifts can't make that many cells empty.
+        Raises CacheFullError, with nothing removed, when it has too few cells that may go.
         """
         kv, on_full = self.ctx.kv, self._on_full
-        if on_full is not None:
-            make_room(kv, self.seq, n_tokens, on_full.n_keep, self._shift)
+        if isinstance(on_full, Forget):
+            on_full.make_room(self.ctx, self.seq, n_tokens)
+        elif on_full is not None:
+            make_room(kv, self.seq, n_tokens, on_full.n_keep, lambda: self._shift(on_full))
         elif n_tokens > kv.n_free:
             raise CacheFullError(
                 f"{n_tokens} tokens don't fit: {kv.n_free} of {kv.n_cells} cells are empty. "
                 "Use a larger n_ctx, remove tokens (kv.seq_rm, kv.clear), or pass on_full=ContextShift(...)"
             )
 
-    def _shift(self) -> None:
-        assert self._on_full is not None
+    def keep_to_budget(self) -> None:
+        """Forgets where the sequence has no cell left of its budget, whether or not the cache is full."""
+        if isinstance(self._on_full, Forget) and self._on_full.left(self.ctx.kv, self.seq) < 1:
+            self.make_room(1)
+
+    def _shift(self, shift: ContextShift) -> None:
         if self._before_shift is not None:
             self._before_shift()
-        report = self._on_full.apply(self.ctx.kv, self.seq)
+        report = shift.apply(self.ctx.kv, self.seq)
         if self._after_shift is not None:
             self._after_shift(report)
 
@@ -94,14 +104,15 @@ class Prefill:
 
         Returns how many were decoded, and what decode(batch) returned.
         """
-        kv = self.ctx.kv
+        kv, on_full = self.ctx.kv, self._on_full
         while True:
             self.make_room(n_cells)
-            count = min(len(ids), self.ctx.n_batch, max(kv.n_free, n_cells))
+            n_free = on_full.room(kv, self.seq) if isinstance(on_full, Forget) else kv.n_free
+            count = min(len(ids), self.ctx.n_batch, max(n_free, n_cells))
             self._batch.clear()
             self._batch.extend(ids[:count], kv.seq_pos_max(self.seq) + 1, (self.seq,), logits=logits)
             try:
                 return count, decode(self._batch)
             except CacheFullError:
-                if self._on_full is None:
+                if on_full is None:
                     raise

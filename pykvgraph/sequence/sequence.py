@@ -11,15 +11,17 @@ import numpy.typing as npt
 
 from pykvgraph.checks import INT32_MAX, Integers, integer, integers
 from pykvgraph.context.batch import Batch
+from pykvgraph.context.cell_scores import checked_policy
 from pykvgraph.context.common_length import common_length
 from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.context.context_shift import ContextShift, self_extend
+from pykvgraph.context.forgetting import POLICY, chosen, drop
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, NotCopied, UnsupportedError
 from pykvgraph.model.model import Model
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import Found, PrefixIndex
 from pykvgraph.sequence.tokens import DecodedTokens, Positions
-from pykvgraph.types import ShiftReport
+from pykvgraph.types import ForgetReport, ShiftReport
 
 R = TypeVar("R")
 
@@ -151,10 +153,17 @@ class TokenSequence(NotCopied):
         p0, p1 = positions.of(begin), positions.of(end)
         if (positions.first_at(p0), positions.first_at(p1)) != (begin, end):
             raise InvalidArgumentError(f"tokens before {begin} or {end} share the position of these")
-        shift = ContextShift(p0, p1 - p0)
         left = self._tokens.copy()
         left.discard(begin, end)
-        return self._rearranged(begin, left, lambda: shift.apply(self._ctx.kv, self._seq))
+        return self._rearranged(begin, left, lambda: self._shift(p0, p1))
+
+    def _shift(self, p0: int, p1: int) -> ShiftReport:
+        """Removes the positions [p0, p1); those behind them move down."""
+        kv, seq = self._ctx.kv, self._seq
+        if kv.seq_count(seq, p0, p1).n_cells or kv._lost(0, seq) >= p0:
+            return ContextShift(p0, p1 - p0).apply(kv, seq)
+        kv.seq_add(seq, p1, -1, p0 - p1)  # all of them are forgotten
+        return ShiftReport(seq, p0, p1 - p0, kv.seq_pos_max(seq) + 1, kv.update())
 
     def group(self, begin: int, end: int, n_grp: int) -> None:
         """Puts every n_grp neighbouring tokens of [begin, end) on one position (self_extend).
@@ -186,6 +195,30 @@ class TokenSequence(NotCopied):
         self._tokens = left
         self._is_torn = False
         return result
+
+    def forget(self, n_cells: int, policy: str = POLICY) -> ForgetReport:
+        """Gives up the cells of those tokens that matter least, n_cells or a few more; returns which.
+
+        policy: by what they are chosen, one of context.cell_scores.POLICIES (docs/forgetting.md). The first 4
+        tokens and the last 64 stay, and so do those that a window sees, and cells that other sequences or
+        holds have, too.
+
+        The text stays what it is: `ids` has the forgotten tokens, all positions are as they were, and set()
+        to a longer text decodes what is new alone. What comes behind the first forgotten token doesn't see it
+        any more, so none of it is put into an index of prefixes. Sequence.repair() of forgotten tokens
+        decodes them again.
+
+        Raises InvalidArgumentError for a bad argument, CacheFullError when fewer cells may be forgotten, and
+        UnsupportedError where each layer has a window or a state. Nothing is changed then.
+        """
+        n_cells = integer(n_cells, "n_cells", 1)
+        checked_policy(policy)
+        self._recover()
+        if self._earlier is not None:
+            self._earlier.clear()  # cells that it holds would stay
+        places = chosen(self._ctx, self._seq, n_cells, policy)
+        self._tokens.forgotten(self.positions.first_at(int(places[0])))
+        return drop(self._ctx.kv, self._seq, places)
 
     def record(self, ids: Integers, positions: Positions | None = None) -> None:
         """Tells that these tokens were appended to the sequence by something else.
@@ -287,6 +320,7 @@ class TokenSequence(NotCopied):
         position = self.positions.of(n)
         self._tokens.cut(self.positions.first_at(position))
         there = self._ctx.kv.rewind(self._seq, position)
+        there = min(there, self._ctx.kv.seq_pos_max(self._seq) + 1)  # what came before may be forgotten
         self._tokens.cut(self.positions.first_at(there))
         return len(self)
 

@@ -137,6 +137,10 @@ class DecodedTokens(Tokens):
         self.n_decoded = len(self.ids)
         self.n_true = min(self.n_true, begin)
 
+    def forgotten(self, number: int) -> None:
+        """Cells are going from this token on: the others of the text stay."""
+        self.n_true = min(self.n_true, number)
+
     def repaired(self, number: int) -> None:
         """The token was decoded again, behind those that come before it now."""
         if number == self.n_true:

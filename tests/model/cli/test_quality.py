@@ -33,7 +33,7 @@ def test_the_object() -> None:
     assert [each["case"] for each in told["cases"]] == ["full", *CASES[1::2]]
     for each in told["cases"]:
         assert set(each) == {
-            *("case", "kl_mean", "kl_median", "kl_99", "same_top", "perplexity", "n_cells", "tasks")
+            *("case", "kl_mean", "kl_median", "kl_99", "same_top", "perplexity", "n_cells", "kept", "tasks")
         }
     full, *others = told["cases"]
     assert (full["kl_mean"], full["same_top"], full["n_cells"], full["tasks"]) == (0.0, 1.0, 100, {})
@@ -52,6 +52,20 @@ def test_tasks_and_a_picture(tmp_path: Path) -> None:
     assert head == ["right", "task", "case"]
     assert [row[1] for row in tasks[::2]] == ["niah_single_1", "erase", "erase_kept", "erase_gone"]
     assert [row[0] for row in tasks[-2:]] == ["100%", "100%"]
+
+
+def test_what_is_left_of_a_text() -> None:
+    """A line for each policy: `window` keeps the first 4 tokens and the last ones, of parts of two or so."""
+    arguments = ("--length", "128", "--case", "forget window .25", "--case", "forget keydiff cells=96")
+    result = run(*SMALL[:-4], "--trials", "1", *arguments)
+    assert result.exit_code == 0, result.stderr
+    *_, head, window, keydiff = result.stdout.splitlines()
+    assert head.startswith("Cells left")
+    assert window == "##" + "." * 16 + "#" * 46 + " forget window .25"
+    assert keydiff.endswith("# forget keydiff cells=96")
+    told = json.loads(run(*SMALL[:-4], "--trials", "1", *arguments, "--json").stdout)["cases"]
+    assert [each["n_cells"] for each in told] == [128, 96, 96]
+    assert [2 * sum(each["kept"]) for each in told] == [128, 96, 96]
 
 
 def test_tasks_of_the_option() -> None:
@@ -86,6 +100,9 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--tasks", "niah,erase"), "'niah' is no task"),
         (("--tasks", "chat"), "chat needs"),
         (("--case", "link 9x99"), "link 9x99 needs more tokens"),
+        (("--case", "forget lru 0.5"), "'forget lru 0.5' is no case"),
+        (("--case", "forget keydiff cells=68"), "budget must be"),
+        (("--case", "forget keydiff 0.9"), "90 cells of sequence 0 are to be forgotten, and 32 may be"),
         (("--length", "15"), "length must be from 16"),
         (("--length", "100000"), "give a longer one"),
         (("--trials", "0"), "--trials"),

@@ -150,6 +150,7 @@ def test_parsed() -> None:
     assert parse_case("shift keep=1 discard=2").policy == parse_case("shift keep=9 discard=8 cells=7").policy
     assert parse_case("link 2x3 repair=0").way.n_extra() == 1
     assert parse_case("edit 20:50").way.n_extra() == parse_case("edit 20:50 repair=8").way.n_extra() == 30
+    assert parse_case("ctk q8_0 forget window 0.5").policy == "ctk q8_0 forget window"
     assert parse_case("edit 20:50 repair=70").way.n_extra() == parse_case("link 2x99 repair=70").way.n_extra()
 
 
@@ -170,7 +171,7 @@ def test_parsed() -> None:
         ),
         *("shift keep=1 discard=0", "shift keep=-1 discard=2", "self-extend", "self-extend 0", "edit 5"),
         *("edit 5:5", "edit 7:3", "edit -1:3", "link 0x3", "link 3x0", "link 3", "edit 1:999999999999"),
-        "forget keydiff 0.5",
+        *("forget", "forget keydiff", "forget keydiff 1.5", "forget lru 0.5", "forget window cells=68"),
     ],
 )
 def test_what_is_no_case(text: str) -> None:

@@ -1,0 +1,94 @@
+"""What cells are worth: the policies by which a sequence that has too many of them forgets some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pykvgraph.checks import shown
+from pykvgraph.context.context import Context
+from pykvgraph.errors import InvalidArgumentError, UnsupportedError
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+_LEAST = 1e-12  # a vector that is shorter has no direction
+
+
+class GroupCells(NamedTuple):
+    """The cells of a sequence in one group, by position. cells: int64 (n_cells,), their indices."""
+
+    layers: tuple[int, ...]
+    cells: npt.NDArray[np.int64]
+
+
+class TextCells:
+    """The cells of a sequence, in the groups of cells that keep every position.
+
+    positions: int64 (n,), rising. n_cells: int64 (n,), how many cells each position has: one, unless several
+    tokens share it. is_own: bool (n,), whether no other sequence and no hold has any of them.
+
+    Raises UnsupportedError when there is no such group: windows and states forget by themselves.
+    """
+
+    def __init__(self, ctx: Context, seq: int) -> None:
+        self.kv = kv = ctx.kv
+        self.groups: list[GroupCells] = []
+        for index, group in enumerate(kv.groups):
+            if group.kind != "full":
+                continue
+            view = kv.cells(index)
+            cells = np.flatnonzero(view.seq[:, seq])
+            cells = cells[np.argsort(view.pos[cells], kind="stable")]
+            self.groups.append(GroupCells(group.layers, cells))
+            if len(self.groups) == 1:
+                pos = view.pos[cells].astype(np.int64)
+                self.positions, self._number, self.n_cells = np.unique(
+                    pos, return_inverse=True, return_counts=True
+                )
+                is_shared = (view.seq[cells].sum(axis=1) > 1) | (view.held[cells] > 0)
+                self.is_own = np.bincount(self._number, is_shared, len(self.positions)) == 0
+        if not self.groups:
+            raise UnsupportedError(
+                "every layer of this model has a window or a state, which forget by themselves: there are no "
+                "cells to be forgotten"
+            )
+
+    def by_position(self, of_cells: npt.NDArray[np.floating]) -> Floats:
+        """The mean of the numbers of each position's cells. of_cells: (n_cells,), in a group's order."""
+        sums = np.bincount(self._number, of_cells, len(self.positions))
+        return np.asarray(sums / self.n_cells, np.float64)
+
+
+def window(text: TextCells) -> Floats:
+    """The position: the oldest goes, as in a context shift and in StreamingLLM (arXiv:2309.17453)."""
+    return text.positions.astype(np.float64)
+
+
+def keydiff(text: TextCells) -> Floats:
+    """How far a K points away from the mean direction of all of them: -cos (KeyDiff, arXiv:2504.15364).
+
+    The mean over the heads of K of all layers.
+    """
+    total, n = np.zeros(len(text.positions)), 0
+    for group in text.groups:
+        for layer in group.layers:
+            k = text.kv.read_k(layer)[group.cells]  # (n_cells, n_head_kv, head_dim)
+            directions = k / np.maximum(np.linalg.norm(k, axis=2, keepdims=True), _LEAST)
+            mean = directions.mean(axis=0)
+            mean /= np.maximum(np.linalg.norm(mean, axis=1, keepdims=True), _LEAST)
+            total -= text.by_position(np.einsum("chd,hd->c", directions, mean))
+            n += k.shape[1]
+    return total / n
+
+
+POLICIES: dict[str, Callable[[TextCells], Floats]] = {"window": window, "keydiff": keydiff}
+
+
+def checked_policy(name: str) -> str:
+    """The name of a policy. Raises InvalidArgumentError."""
+    if not isinstance(name, str) or name not in POLICIES:
+        raise InvalidArgumentError(f"policy must be one of {', '.join(POLICIES)}, got {shown(name)}")
+    return name

@@ -1,0 +1,142 @@
+"""Forgetting: of a sequence that has too many cells those go that matter least, wherever they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pykvgraph.checks import integer, shown
+from pykvgraph.context.cell_scores import POLICIES, TextCells, checked_policy
+from pykvgraph.context.context import Context
+from pykvgraph.context.context_shift import require_room
+from pykvgraph.errors import CacheFullError, InvalidArgumentError
+from pykvgraph.kv_cache.cache import KVCache
+from pykvgraph.types import ForgetReport
+
+POLICY = "keydiff"
+N_SINKS = 4  # of a text's first tokens, at which heads look that have nothing to look at (arXiv:2309.17453)
+N_RECENT = 64  # of its last tokens
+N_AT_ONCE = 128  # cells: to know what they are worth takes reading all K
+
+Places: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Forget:
+    """A policy for a text that goes on: it has `budget` cells, and forgets those that matter least.
+
+    budget: the most cells of a sequence; None: as many as the cache has room for. policy: by what cells are
+    chosen: one of context.cell_scores.POLICIES (docs/forgetting.md). on_forget: called with a ForgetReport
+    each time.
+
+    128 cells are forgotten at a time, or half of those that may be where that is less. The first 4 and the
+    last 64 are not, nor those that a window sees, nor any that other sequences or holds have, too.
+
+    The tokens that stay keep their positions. Where the text would pass the positions that the model was
+    trained on, the gaps are closed, and K is rotated (seq_add), if the model can do that.
+
+    Raises InvalidArgumentError for a bad argument. As with ContextShift, no other thread may use the sequence
+    meanwhile.
+    """
+
+    budget: int | None = None
+    policy: str = POLICY
+    on_forget: Callable[[ForgetReport], None] | None = None
+
+    def __post_init__(self) -> None:
+        checked_policy(self.policy)
+        if self.budget is not None:
+            object.__setattr__(self, "budget", integer(self.budget, "budget", N_SINKS + N_RECENT + 1))
+        if self.on_forget is not None and not callable(self.on_forget):
+            raise InvalidArgumentError(f"on_forget must be a function, got {shown(self.on_forget)}")
+
+    def left(self, kv: KVCache, seq: int) -> int:
+        """How many cells the sequence has left of its budget."""
+        return (self.budget or kv.n_cells) - kv.seq_count(seq, -1, -1).n_cells
+
+    def room(self, kv: KVCache, seq: int) -> int:
+        """How many tokens can come behind the sequence before something must go."""
+        return kv.n_free if self.budget is None else min(kv.n_free, self.left(kv, seq))
+
+    def make_room(self, ctx: Context, seq: int, n_tokens: int) -> None:
+        """Forgets until n_tokens more find room.
+
+        Raises CacheFullError, with nothing forgotten, when too few cells may be; UnsupportedError where there
+        are none to be forgotten.
+        """
+        n_missing = n_tokens - self.room(ctx.kv, seq)
+        if n_missing <= 0:
+            return
+        n_most = _most(ctx, seq)
+        places = chosen(ctx, seq, max(n_missing, min(N_AT_ONCE, n_most // 2)), self.policy)
+        report = drop(ctx.kv, seq, places)
+        if ctx.kv.seq_pos_max(seq) + 1 + report.n_cells > ctx.model.n_ctx_train and ctx.kv.can_shift:
+            close_gaps(ctx, seq)
+        if self.on_forget is not None:
+            self.on_forget(report)
+
+
+def chosen(ctx: Context, seq: int, n_cells: int, policy: str) -> Places:
+    """The positions of a sequence, rising, that matter least and have n_cells cells or a few more.
+
+    Raises CacheFullError when fewer may be forgotten, and UnsupportedError as TextCells does.
+    """
+    text = TextCells(ctx, seq)
+    may_go = _may_go(text)
+    n_most = int(text.n_cells[may_go].sum())
+    if n_most < n_cells:
+        raise CacheFullError(
+            f"{n_cells} cells of sequence {seq} are to be forgotten, and {n_most} may be: "
+            f"the first {N_SINKS} and the last {N_RECENT} tokens stay, as does what windows "
+            "see and what others have, too. Use a larger n_ctx or budget, or smaller batches"
+        )
+    numbers = np.flatnonzero(may_go)
+    order = numbers[np.argsort(POLICIES[policy](text)[numbers], kind="stable")]
+    n = int(np.searchsorted(np.cumsum(text.n_cells[order]), n_cells)) + 1
+    return np.sort(text.positions[order[:n]])
+
+
+def _most(ctx: Context, seq: int) -> int:
+    """How many cells may be forgotten."""
+    text = TextCells(ctx, seq)
+    return int(text.n_cells[_may_go(text)].sum())
+
+
+def _may_go(text: TextCells) -> npt.NDArray[np.bool_]:
+    """Which positions."""
+    may_go: npt.NDArray[np.bool_] = text.is_own.copy()
+    may_go[:N_SINKS] = False
+    may_go[-N_RECENT:] = False
+    if len(text.positions):
+        n_seen = max(group.window for group in text.kv.groups)
+        may_go &= text.positions <= text.positions[-1] - n_seen
+    return may_go
+
+
+def drop(kv: KVCache, seq: int, places: Places) -> ForgetReport:
+    """Removes these positions, rising, from a sequence; the others stay where they are."""
+    n_before = kv.seq_count(seq, -1, -1).n_cells
+    ends = np.flatnonzero(np.diff(places) != 1) + 1
+    for run in np.split(places, ends):
+        kv.seq_rm(seq, int(run[0]), int(run[-1]) + 1)
+    n_left = kv.seq_count(seq, -1, -1).n_cells
+    return ForgetReport(seq, tuple(places.tolist()), n_before - n_left, n_left)
+
+
+def close_gaps(ctx: Context, seq: int) -> None:
+    """Moves the cells of a sequence down, so that its positions follow one by one from 0 on.
+
+    Raises CacheFullError as kv.seq_add does, with nothing changed.
+    """
+    positions = [-1, *TextCells(ctx, seq).positions.tolist()]
+    gaps = [(a + 1, b) for a, b in pairwise(positions) if b > a + 1]
+    if not gaps:
+        return
+    require_room(ctx.kv, seq, gaps[0][1])
+    for begin, end in reversed(gaps):
+        ctx.kv.seq_add(seq, end, -1, begin - end)

@@ -1,0 +1,43 @@
+"""What cells are worth, by the definitions, one head and one layer after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+import pykvgraph as kvg
+
+Floats = npt.NDArray[np.float64]
+
+
+def cells_of(ctx: kvg.Context, group: int = 0, seq: int = 0) -> list[tuple[int, int]]:
+    """(position, cell) of a sequence, in the order of positions."""
+    view = ctx.kv.cells(group)
+    return sorted((int(view.pos[cell]), int(cell)) for cell in np.flatnonzero(view.seq[:, seq]))
+
+
+def keys_of(ctx: kvg.Context, layer: int, group: int = 0, seq: int = 0) -> Floats:
+    """K of a sequence's cells in the order of positions: (n_cells, n_head_kv, head_dim)."""
+    return ctx.kv.read_k(layer)[[cell for _, cell in cells_of(ctx, group, seq)]].astype(np.float64)
+
+
+def keydiff(ctx: kvg.Context, seq: int = 0) -> Floats:
+    """arXiv:2504.15364: minus the cosine of each key and the mean of all keys, each of length 1."""
+    of_heads = []
+    for index, group in enumerate(ctx.kv.groups):
+        for layer in group.layers if group.kind == "full" else ():
+            k = keys_of(ctx, layer, index, seq)
+            for head in range(k.shape[1]):
+                keys = k[:, head]
+                anchor = np.mean([key / np.sqrt(key @ key) for key in keys], axis=0)
+                cosines = [key @ anchor / np.sqrt((key @ key) * (anchor @ anchor)) for key in keys]
+                of_heads.append([-cosine for cosine in cosines])
+    return np.asarray(np.mean(of_heads, axis=0))
+
+
+def lowest(scores: Sequence[float] | Floats, n: int, n_sinks: int = 4, n_recent: int = 64) -> list[int]:
+    """The numbers of the n lowest scores, but for the first ones and the last ones; rising."""
+    numbers = range(n_sinks, len(scores) - n_recent)
+    return sorted(sorted(numbers, key=lambda number: scores[number])[:n])
