@@ -374,6 +374,7 @@ typedef struct kvg_batch {
         hidden;     /* (n_tokens, n_embd): what the stage before has written to kvg_output.embd, in place of `token`, which may
                              be NULL then; NULL where layer 0 is */
     int32_t repair; /* 1: tokens may lie below later positions of their sequences, and replace what stands there */
+    int64_t n_observed; /* of the last so many tokens kvg_attention() tells what they attend to */
 } kvg_batch;
 
 /* A summary of the softmax of a row of logits. log_sum is NaN when a logit is NaN, or the greatest logit is infinite. */
@@ -401,8 +402,15 @@ typedef struct kvg_output {
    A sequence that has a cell at the token's position has the token's in its place afterwards; other sequences and holds keep the old one.
    Empty cells for all tokens are needed all the same. KVG_INVALID_ARGUMENT when a sequence has several cells at such a position.
    KVG_UNSUPPORTED when a window has lost what such a token sees, and for layers with a recurrent state. Checkpoints that would bring back
-   replaced cells are dropped. */
+   replaced cells are dropped.
+
+   With batch->n_observed KVG_UNSUPPORTED where attention isn't this library's own on the CPU. */
 KVG_API kvg_status kvg_decode(kvg_context * context, const kvg_batch * batch, kvg_output * output);
+
+/* What the observed tokens of the last decode attend to: of each cell of a group, as it lies until the next call that moves cells, the share
+   of their attention, the mean over tokens, layers of the group and query heads. All shares together are 1, less what sinks take. out:
+   (n_cells). KVG_INVALID_ARGUMENT when that decode observed none, or failed. */
+KVG_API kvg_status kvg_attention(const kvg_context * context, int64_t group, float * out);
 
 /* Decodes one token at the end of a sequence, at its last position + 1, as an output. Otherwise as kvg_decode. */
 KVG_API kvg_status kvg_append(kvg_context * context, int64_t seq, int64_t token, kvg_output * output);

@@ -88,8 +88,8 @@ struct attention_problem {
     size_t out_floats() const { return size_t{s.n_tokens} * s.n_head * s.head_dim_v; }
 };
 
-// One query head: adds up softmax(cap(scale * q.k)) . v over the cells that are seen.
-inline void naive_head(const attention_problem & p, uint32_t token, uint32_t head, double * out) {
+// One query head: adds up softmax(cap(scale * q.k)) . v over the cells that are seen. shares: (n_kv), to which the softmax is added
+inline void naive_head(const attention_problem & p, uint32_t token, uint32_t head, double * out, double * shares = nullptr) {
     const attention_sizes & s = p.s;
     const uint32_t head_kv = head / (s.n_head / s.n_head_kv);
     const float * q = &p.q[(size_t{token} * s.n_head + head) * s.head_dim_k];
@@ -122,6 +122,9 @@ inline void naive_head(const attention_problem & p, uint32_t token, uint32_t hea
     for (uint32_t d = 0; d < s.head_dim_v; ++d) {
         out[d] /= total;
     }
+    for (uint32_t c = 0; shares && c < s.n_kv; ++c) {
+        shares[c] += scores[c] == -INFINITY ? 0 : std::exp(scores[c] - highest) / total;
+    }
 }
 
 // (head_dim_v, n_head, n_tokens), in double.
@@ -133,6 +136,18 @@ inline std::vector<double> naive_attention(const attention_problem & p) {
         }
     }
     return out;
+}
+
+// What all tokens and heads give each cell of their attention, (n_kv).
+inline std::vector<double> naive_shares(const attention_problem & p) {
+    std::vector<double> shares(p.s.n_kv);
+    for (uint32_t t = 0; t < p.s.n_tokens; ++t) {
+        for (uint32_t h = 0; h < p.s.n_head; ++h) {
+            std::vector<double> out(p.s.head_dim_v);
+            naive_head(p, t, h, out.data(), shares.data());
+        }
+    }
+    return shares;
 }
 
 // The greatest difference; a NaN is the worst.

@@ -36,7 +36,8 @@ attend_job job_of(const attention_problem & p, uint32_t n_ranges, std::vector<fl
     return job;
 }
 
-void run(const cpu_kernels & kernel, const attend_job & job) {
+// shares: (n_kv), to which what cells get is added once merged; nullptr: it isn't asked for
+void run(const cpu_kernels & kernel, const attend_job & job, float * shares = nullptr) {
     const uint32_t group = job.n_head / job.n_head_kv;
     const size_t floats = size_t{job.n_tokens} * group * attend_partial_floats(job.head_dim_v);
     std::vector<float> scratch(attend_scratch_floats(job.head_dim_k, job.head_dim_v, group));
@@ -48,6 +49,12 @@ void run(const cpu_kernels & kernel, const attend_job & job) {
                 kernel.attend.run(job, {begin, end, head_kv, r}, partial.data() + r * floats, scratch.data());
             }
             kernel.attend.merge(job, {begin, end, head_kv, 0}, partial.data(), floats);
+            if (shares && begin < end) {
+                attend_job again = job;
+                again.n_ranges = 1;
+                again.shares = shares;
+                kernel.attend.run(again, {begin, end, head_kv, 0}, partial.data(), scratch.data());
+            }
         }
     }
 }
@@ -123,6 +130,33 @@ TEST_CASE("heads of K and V may be of any width, each its own") {
                     p.sinks.assign(extras ? s.n_head : 0, 1.5f);
                     check_kernels(p, s.n_kv > ATTEND_CHUNK ? 2 : 1, 4e-6);
                 }
+            }
+        }
+    }
+}
+
+TEST_CASE("shares: what each cell gets of the attention, whatever the shape and type") {
+    const std::pair<attention_sizes, uint32_t> shapes[] = {
+        {{64, 64, 16, 4, 1, 1000}, 2}, {{64, 64, 4, 4, 3, 129}, 1}, {{128, 128, 7, 1, 2, 300}, 3}, {{12, 12, 3, 1, 1, 256}, 2},
+        {{80, 80, 6, 2, 32, 70}, 1},   {{96, 96, 5, 1, 1, 1}, 1},   {{192, 128, 8, 2, 3, 200}, 2},
+    };
+    std::mt19937 random(11);
+    for (const auto & [s, n_ranges] : shapes) {
+        for (const ggml_type type : TYPES) {
+            for (const bool extras : {false, true}) {
+                if (!fits(type, s)) {
+                    continue;
+                }
+                attention_problem p(s, type, extras ? 0.3 : 1.0, random);
+                p.soft_cap = extras ? 3.0f : 0.0f;
+                p.sinks.assign(extras ? s.n_head : 0, 1.5f);
+                const std::vector<double> expected = naive_shares(p);
+                for_each_kernel([&, n_ranges = n_ranges](const cpu_kernels & kernel) {
+                    std::vector<float> out(p.out_floats()), shares(p.s.n_kv);
+                    run(kernel, job_of(p, n_ranges, out), shares.data());
+                    CHECK(worst(shares, expected) < 1e-5 * s.n_head * s.n_tokens);
+                    CHECK(worst(out, naive_attention(p)) < 4e-6);
+                });
             }
         }
     }
@@ -285,9 +319,15 @@ void check_waiting(attention_problem p, bool neox, uint32_t mixed, uint32_t stre
         }
     }
     const std::vector<double> expected = naive_attention(p);
+    const std::vector<double> shares = naive_shares(p);
     for_each_kernel([&](const cpu_kernels & kernel) {
-        const auto found = with_kernel(kernel, p, 2, {of_cell.data(), tables.data(), how, mixed});
-        CHECK(worst(found, expected) < 1e-5);
+        const attend_rotations waiting = {of_cell.data(), tables.data(), how, mixed};
+        CHECK(worst(with_kernel(kernel, p, 2, waiting), expected) < 1e-5);
+        std::vector<float> out(p.out_floats()), found(p.s.n_kv);
+        attend_job job = job_of(p, 2, out);
+        job.waiting = waiting;
+        run(kernel, job, found.data());
+        CHECK(worst(found, shares) < 1e-5 * p.s.n_head * p.s.n_tokens);
     });
 }
 

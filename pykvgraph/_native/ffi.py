@@ -114,6 +114,7 @@ class KvgBatch(Structure):
         ("checkpoint", POINTER(c_uint8)),
         ("hidden", POINTER(c_float)),
         ("repair", c_int32),
+        ("n_observed", c_int64),
     )
 
 
@@ -526,6 +527,7 @@ STATUS_FUNCTIONS = (
     "kvg_plan_new",
     "kvg_plan_get_part",
     "kvg_decode",
+    "kvg_attention",
     "kvg_append",
     "kvg_draft",
     "kvg_classify",
@@ -692,6 +694,8 @@ def declare(lib: CDLL) -> None:
     lib.kvg_plan_get_part.restype = c_int32
     lib.kvg_decode.argtypes = [c_void_p, POINTER(KvgBatch), POINTER(KvgOutput)]
     lib.kvg_decode.restype = c_int32
+    lib.kvg_attention.argtypes = [c_void_p, c_int64, POINTER(c_float)]
+    lib.kvg_attention.restype = c_int32
     lib.kvg_append.argtypes = [c_void_p, c_int64, c_int64, POINTER(KvgOutput)]
     lib.kvg_append.restype = c_int32
     lib.kvg_draft.argtypes = [c_void_p, POINTER(KvgDraftRequest), POINTER(KvgOutput)]

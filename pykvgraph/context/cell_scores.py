@@ -14,12 +14,14 @@ from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
+_N_OBSERVED, _N_POOLED = 64, 5  # tokens; as kvpress and the paper have them
 _LEAST = 1e-12  # a vector that is shorter has no direction
 
 
 class GroupCells(NamedTuple):
     """The cells of a sequence in one group, by position. cells: int64 (n_cells,), their indices."""
 
+    number: int
     layers: tuple[int, ...]
     cells: npt.NDArray[np.int64]
 
@@ -35,6 +37,7 @@ class TextCells:
 
     def __init__(self, ctx: Context, seq: int) -> None:
         self.kv = kv = ctx.kv
+        self._ctx = ctx
         self.groups: list[GroupCells] = []
         for index, group in enumerate(kv.groups):
             if group.kind != "full":
@@ -42,7 +45,7 @@ class TextCells:
             view = kv.cells(index)
             cells = np.flatnonzero(view.seq[:, seq])
             cells = cells[np.argsort(view.pos[cells], kind="stable")]
-            self.groups.append(GroupCells(group.layers, cells))
+            self.groups.append(GroupCells(index, group.layers, cells))
             if len(self.groups) == 1:
                 pos = view.pos[cells].astype(np.int64)
                 self.positions, self._number, self.n_cells = np.unique(
@@ -60,6 +63,18 @@ class TextCells:
         """The mean of the numbers of each position's cells. of_cells: (n_cells,), in a group's order."""
         sums = np.bincount(self._number, of_cells, len(self.positions))
         return np.asarray(sums / self.n_cells, np.float64)
+
+    def attention(self) -> Floats:
+        """What the tokens attend to that the last decode observed: of each position, its cells' share.
+
+        The mean over tokens, layers and query heads.
+        """
+        total, n = np.zeros(len(self.positions)), 0
+        for group in self.groups:
+            shares = self._ctx.attention(group.number)[group.cells]
+            total += len(group.layers) * self.by_position(shares)
+            n += len(group.layers)
+        return total / n
 
 
 def window(text: TextCells) -> Floats:
@@ -84,7 +99,39 @@ def keydiff(text: TextCells) -> Floats:
     return total / n
 
 
-POLICIES: dict[str, Callable[[TextCells], Floats]] = {"window": window, "keydiff": keydiff}
+def snapkv(text: TextCells) -> Floats:
+    """The attention of the last 64 tokens, the mean over 5 neighbours (SnapKV, arXiv:2404.14469).
+
+    Those tokens themselves are worth more than all others.
+    """
+    shares = text.attention()
+    before = shares[: max(len(shares) - _N_OBSERVED, 0)]
+    half = _N_POOLED // 2
+    pooled = np.convolve(before, np.full(_N_POOLED, 1 / _N_POOLED))[half : half + len(before)]
+    return np.concatenate([pooled, np.full(len(shares) - len(before), np.inf)])
+
+
+def tova(text: TextCells) -> Floats:
+    """The attention of the last token (TOVA, arXiv:2401.06104)."""
+    return text.attention()
+
+
+class Policy(NamedTuple):
+    """A score for each position of a text, of which the lowest go first.
+
+    n_observed: how many of the last tokens are decoded once more before, for what they attend to.
+    """
+
+    score: Callable[[TextCells], Floats]
+    n_observed: int = 0
+
+
+POLICIES: dict[str, Policy] = {
+    "window": Policy(window),
+    "keydiff": Policy(keydiff),
+    "snapkv": Policy(snapkv, _N_OBSERVED),
+    "tova": Policy(tova, 1),
+}
 
 
 def checked_policy(name: str) -> str:

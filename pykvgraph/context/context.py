@@ -18,7 +18,7 @@ from pykvgraph._native.fork import importing
 from pykvgraph._native.handles import Closable, Handle, repr_of
 from pykvgraph._native.kv import read_info
 from pykvgraph._native.library import lib, sized
-from pykvgraph.checks import Integers, flag, integer, integers, native_path, shown
+from pykvgraph.checks import INT32_MAX, Integers, flag, integer, integers, native_path, shown
 from pykvgraph.context.auto_n_ctx import fitting_n_ctx, fitting_tier, refusal_with_advice
 from pykvgraph.context.batch import Batch
 from pykvgraph.context.document import Document, read_document, require_holdable
@@ -208,6 +208,7 @@ class Context(Closable):
         scores: bool = False,
         hidden: npt.NDArray[np.float32] | None = None,
         repair: bool = False,
+        observe: int = 0,
     ) -> None:
         """Computes a batch: afterwards its tokens are in the cache, and logits() has its outputs.
 
@@ -227,12 +228,17 @@ class Context(Closable):
         the same. Raises UnsupportedError when a window has lost what such a token sees (open the context with
         swa_full=True), and for recurrent layers, whose states can't be changed afterwards.
 
+        observe: of the last so many tokens attention() tells what they attend to; that reads all K once more.
+        Raises UnsupportedError where the attention isn't pykvgraph's own, on the CPU.
+
         Raises InvalidArgumentError for a token, position or sequence that the model or the context can't
         take, or for positions that don't follow the sequence's last one; CacheFullError when there are fewer
         empty cells than tokens; DeviceError when the device fails or has too little memory. When the device
         fails in the middle of a K-shift or a sorting defrag, the cache must be cleared: see kv.update().
         """
-        self._handle.call(self._decode, batch, flag(scores, "scores"), hidden, flag(repair, "repair"))
+        n_observed = integer(observe, "observe", 0, INT32_MAX)
+        flags = flag(scores, "scores"), flag(repair, "repair")
+        self._handle.call(self._decode, batch, flags, hidden, n_observed)
 
     def read(self, ids: Integers) -> Document:
         """Reads tokens by themselves, from position 0 on; their cells are held for Sequence.link().
@@ -339,6 +345,20 @@ class Context(Closable):
         self._handle.call(lib().kvg_classify, _address(rows, floats), n, _address(scores, floats))
         return scores
 
+    def attention(self, group: int = 0) -> npt.NDArray[np.float32]:
+        """What the tokens attend to that the last decode(observe=) observed, float32 (n_cells,).
+
+        Of each cell of a group (an index into `kv.groups`) the share of their attention that it gets: the
+        mean over tokens, layers of the group and query heads. The shares are 1 together, less what attention
+        sinks take (gpt-oss). Cells that have moved since then (kv.update, another decode) aren't followed.
+
+        Raises InvalidArgumentError when the last decode observed nothing, or failed.
+        """
+        index = integer(group, "group", 0, self.kv._n_groups - 1)
+        shares = np.empty(self.kv._group(index).n_cells, np.float32)
+        self._handle.call(lib().kvg_attention, index, _address(shares, ctypes.c_float))
+        return shares
+
     @property
     def devices(self) -> tuple[DevicePart, ...]:
         """The memory that this context and its model use on each device, and what runs there; the CPU last.
@@ -381,9 +401,15 @@ class Context(Closable):
         return repr_of(self, lambda: f"n_ctx {self.n_ctx}, {self.kv._use()}")
 
     def _decode(
-        self, context: int, batch: Batch, scored: bool, hidden: npt.NDArray[np.float32] | None, repair: bool
+        self,
+        context: int,
+        batch: Batch,
+        flags: tuple[bool, bool],
+        hidden: npt.NDArray[np.float32] | None,
+        n_observed: int,
     ) -> None:
-        self._decode_batch(context, batch, scored=scored, hidden=hidden, repair=repair)
+        scored, repair = flags
+        self._decode_batch(context, batch, scored=scored, hidden=hidden, repair=repair, n_observed=n_observed)
 
     def _decode_last(self, context: int, batch: Batch, copy: bool = True) -> LastOutput:
         """copy: whether the result has a copy of the row of logits."""
@@ -404,6 +430,7 @@ class Context(Closable):
         must_output: bool = False,
         hidden: npt.NDArray[np.float32] | None = None,
         repair: bool = False,
+        n_observed: int = 0,
     ) -> int:
         """Decodes the batch, and returns its number of outputs; must_output: it must have at least one."""
         self._outputs.n = None
@@ -429,6 +456,7 @@ class Context(Closable):
             checkpoint=_address(arrays.checkpoint, ctypes.c_uint8) if arrays.checkpoint.any() else None,
             hidden=None if states is None else _address(states, ctypes.c_float),
             repair=repair,
+            n_observed=n_observed,
         )
         pos_max = self.kv._ask_bounds(context, self.n_seq_max).pos_max if repair and self._pending else []
         outputs = self._outputs

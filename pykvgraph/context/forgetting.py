@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
@@ -14,6 +14,7 @@ from pykvgraph.checks import integer, shown
 from pykvgraph.context.cell_scores import POLICIES, TextCells, checked_policy
 from pykvgraph.context.context import Context
 from pykvgraph.context.context_shift import require_room
+from pykvgraph.context.second_reading import read_again
 from pykvgraph.errors import CacheFullError, InvalidArgumentError
 from pykvgraph.kv_cache.cache import KVCache
 from pykvgraph.types import ForgetReport
@@ -63,17 +64,20 @@ class Forget:
         """How many tokens can come behind the sequence before something must go."""
         return kv.n_free if self.budget is None else min(kv.n_free, self.left(kv, seq))
 
-    def make_room(self, ctx: Context, seq: int, n_tokens: int) -> None:
+    def make_room(self, ctx: Context, seq: int, n_tokens: int, last: Sequence[int]) -> None:
         """Forgets until n_tokens more find room.
 
-        Raises CacheFullError, with nothing forgotten, when too few cells may be; UnsupportedError where there
-        are none to be forgotten.
+        last: the ids of the sequence's last tokens, 64 or as many as are known, for policies that decode
+        them once more. Raises CacheFullError, with nothing forgotten, when too few cells may be;
+        UnsupportedError where there are none to be forgotten, and as require_second_reading() does.
         """
         n_missing = n_tokens - self.room(ctx.kv, seq)
         if n_missing <= 0:
             return
-        n_most = _most(ctx, seq)
-        places = chosen(ctx, seq, max(n_missing, min(N_AT_ONCE, n_most // 2)), self.policy)
+        n_most = n_forgettable(ctx, seq)
+        n_cells = max(n_missing, min(N_AT_ONCE, n_most // 2))
+
+        places = chosen(ctx, seq, n_cells, self.policy, lambda n: read_again(ctx, seq, last[-n:]))
         report = drop(ctx.kv, seq, places)
         if ctx.kv.seq_pos_max(seq) + 1 + report.n_cells > ctx.model.n_ctx_train and ctx.kv.can_shift:
             close_gaps(ctx, seq)
@@ -81,36 +85,53 @@ class Forget:
             self.on_forget(report)
 
 
-def chosen(ctx: Context, seq: int, n_cells: int, policy: str) -> Places:
+def chosen(
+    ctx: Context,
+    seq: int,
+    n_cells: int,
+    policy: str,
+    read: Callable[[int], None] = lambda n: None,
+    *,
+    n_keep: int = N_SINKS,
+    shared: bool = False,
+) -> Places:
     """The positions of a sequence, rising, that matter least and have n_cells cells or a few more.
 
-    Raises CacheFullError when fewer may be forgotten, and UnsupportedError as TextCells does.
+    read: decodes the last so many tokens once more, observed. n_keep: so many of the first positions stay, 4
+    at least. shared: cells that other sequences or holds have, too, may be forgotten; they aren't empty then.
+
+    Raises what `read` raises; CacheFullError when fewer cells may be forgotten, and UnsupportedError as
+    TextCells does.
     """
     text = TextCells(ctx, seq)
-    may_go = _may_go(text)
+    may_go = _may_go(text, n_keep, shared)
     n_most = int(text.n_cells[may_go].sum())
     if n_most < n_cells:
         raise CacheFullError(
             f"{n_cells} cells of sequence {seq} are to be forgotten, and {n_most} may be: "
-            f"the first {N_SINKS} and the last {N_RECENT} tokens stay, as does what windows "
+            f"the first {max(n_keep, N_SINKS)} and the last {N_RECENT} tokens stay, as does what windows "
             "see and what others have, too. Use a larger n_ctx or budget, or smaller batches"
         )
+    score, n_observed = POLICIES[policy]
+    if n_observed:
+        read(n_observed)
+        text = TextCells(ctx, seq)
     numbers = np.flatnonzero(may_go)
-    order = numbers[np.argsort(POLICIES[policy](text)[numbers], kind="stable")]
+    order = numbers[np.argsort(score(text)[numbers], kind="stable")]
     n = int(np.searchsorted(np.cumsum(text.n_cells[order]), n_cells)) + 1
     return np.sort(text.positions[order[:n]])
 
 
-def _most(ctx: Context, seq: int) -> int:
-    """How many cells may be forgotten."""
+def n_forgettable(ctx: Context, seq: int, *, n_keep: int = N_SINKS, shared: bool = False) -> int:
+    """How many cells of a sequence chosen() may choose. Raises UnsupportedError as TextCells does."""
     text = TextCells(ctx, seq)
-    return int(text.n_cells[_may_go(text)].sum())
+    return int(text.n_cells[_may_go(text, n_keep, shared)].sum())
 
 
-def _may_go(text: TextCells) -> npt.NDArray[np.bool_]:
+def _may_go(text: TextCells, n_keep: int, shared: bool) -> npt.NDArray[np.bool_]:
     """Which positions."""
-    may_go: npt.NDArray[np.bool_] = text.is_own.copy()
-    may_go[:N_SINKS] = False
+    may_go: npt.NDArray[np.bool_] = text.is_own | shared
+    may_go[: max(n_keep, N_SINKS)] = False
     may_go[-N_RECENT:] = False
     if len(text.positions):
         n_seen = max(group.window for group in text.kv.groups)
@@ -121,11 +142,16 @@ def _may_go(text: TextCells) -> npt.NDArray[np.bool_]:
 def drop(kv: KVCache, seq: int, places: Places) -> ForgetReport:
     """Removes these positions, rising, from a sequence; the others stay where they are."""
     n_before = kv.seq_count(seq, -1, -1).n_cells
-    ends = np.flatnonzero(np.diff(places) != 1) + 1
-    for run in np.split(places, ends):
-        kv.seq_rm(seq, int(run[0]), int(run[-1]) + 1)
+    for run in runs_of(places):
+        kv.seq_rm(seq, run.start, run.stop)
     n_left = kv.seq_count(seq, -1, -1).n_cells
     return ForgetReport(seq, tuple(places.tolist()), n_before - n_left, n_left)
+
+
+def runs_of(places: Places) -> list[range]:
+    """Positions, rising, as runs of neighbours."""
+    runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
+    return [range(int(run[0]), int(run[-1]) + 1) for run in runs]
 
 
 def close_gaps(ctx: Context, seq: int) -> None:

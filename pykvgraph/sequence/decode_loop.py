@@ -207,6 +207,7 @@ class _Text:
         if last is None:
             return self.append([token])
         self._held.ids.append(token)
+        self.prefill.told([token])
         return last
 
     def say(self, last: LastOutput) -> Piece:
@@ -276,10 +277,14 @@ def _decode_each(ctx: Context, said: list[tuple[_Text, int]], shifts: bool) -> l
         for text, token in said:
             batch.add(token, kv.seq_pos_max(text.seq) + 1, (text.seq,), logits=True)
         try:
-            return ctx._handle.call(ctx._decode_each, batch)
+            outputs = ctx._handle.call(ctx._decode_each, batch)
         except CacheFullError:  # another thread was quicker
             if not shifts:
                 raise
+        else:
+            for text, token in said:
+                text.prefill.told([token])
+            return outputs
 
 
 def _take_back(ctx: Context, said: list[tuple[_Text, int]]) -> None:

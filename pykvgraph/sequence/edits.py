@@ -12,7 +12,8 @@ from pykvgraph.checks import Integers, instance, integer, integers, shown
 from pykvgraph.context.batch import Batch
 from pykvgraph.context.context_shift import require_room
 from pykvgraph.context.document import Document, empty_sequence, require_holdable
-from pykvgraph.errors import InvalidArgumentError, KVGraphError, UnsupportedError
+from pykvgraph.context.second_reading import require_going_back
+from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.sequence.sequence import TokenSequence
 from pykvgraph.sequence.tokens import DecodedTokens
 
@@ -209,14 +210,5 @@ class Sequence(TokenSequence):
         if self._earlier is not None:
             self._earlier.clear()  # cells that it holds would be copied, not moved
         self._require_cells(end, range(min(at + n_new, end), end), max(at + n_new - end, 0), n_decoded)
-        for index, group in enumerate(kv.groups if n_decoded else ()):
-            if group.kind == "state":
-                raise UnsupportedError(
-                    "this model has recurrent layers, whose states can't be repaired: go back to before the "
-                    "edit (go_back) and decode again from there, or remove() with repair=0"
-                )
-            if group.window and kv._lost(index, self._seq) >= max(0, at - group.window + 1):
-                raise UnsupportedError(
-                    f"layers with a window of {group.window} have lost positions that token {p0} sees: open "
-                    "the context with swa_full=True"
-                )
+        if n_decoded:
+            require_going_back(kv, self._seq, at)

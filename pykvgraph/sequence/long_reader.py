@@ -58,7 +58,7 @@ class LongReader(NotCopied):
         self._n_grp = integer(n_grp, "n_grp", 1)
         n_keep = integer(n_keep, "n_keep", 0)
         n_discard = -(-ctx.n_batch // self._n_grp)  # the positions that a batch takes once it is in groups
-        policy = on_full or ContextShift(n_keep, n_discard, on_shift)
+        policy = ContextShift(n_keep, n_discard, on_shift) if on_full is None else on_full
         self._prefill = Prefill(ctx, self._seq, policy, before_shift, self._shifted)
         self._on_extend = on_extend
         self._newest: int | None = None  # where the newest batch begins, while its positions are its own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.context.context_shift import ContextShift, make_room
-from pykvgraph.context.forgetting import Forget
+from pykvgraph.context.forgetting import N_RECENT, Forget
 from pykvgraph.errors import CacheFullError
 from pykvgraph.types import ShiftReport
 
@@ -44,6 +45,7 @@ class Prefill:
         self._before_shift = before_shift
         self._after_shift = after_shift
         self._batch = Batch()
+        self._last: deque[int] = deque(maxlen=N_RECENT)  # of the sequence's tokens, as far as they are known
 
     def append(self, ids: Ids, *, copy_logits: bool) -> LastOutput:
         """Decodes all of `ids`, in as many batches as needed; returns the output of the last token."""
@@ -51,7 +53,9 @@ class Prefill:
             self.make_room(1)  # its budget may be less than the cache has room for
         if len(ids) == 1:
             try:
-                return self.ctx._handle.call(self.ctx._append, self.seq, int(ids[0]), copy_logits)
+                last = self.ctx._handle.call(self.ctx._append, self.seq, int(ids[0]), copy_logits)
+                self.told(ids)
+                return last
             except CacheFullError:
                 pass  # the general way below makes room, or raises an error that says what the user can do
 
@@ -76,7 +80,7 @@ class Prefill:
         """
         kv, on_full = self.ctx.kv, self._on_full
         if isinstance(on_full, Forget):
-            on_full.make_room(self.ctx, self.seq, n_tokens)
+            on_full.make_room(self.ctx, self.seq, n_tokens, list(self._last))
         elif on_full is not None:
             make_room(kv, self.seq, n_tokens, on_full.n_keep, lambda: self._shift(on_full))
         elif n_tokens > kv.n_free:
@@ -84,6 +88,10 @@ class Prefill:
                 f"{n_tokens} tokens don't fit: {kv.n_free} of {kv.n_cells} cells are empty. "
                 "Use a larger n_ctx, remove tokens (kv.seq_rm, kv.clear), or pass on_full=ContextShift(...)"
             )
+
+    def told(self, ids: Ids) -> None:
+        """These are the sequence's last tokens now; of what others append somebody must tell."""
+        self._last.extend(map(int, ids[-N_RECENT:]))
 
     def keep_to_budget(self) -> None:
         """Forgets where the sequence has no cell left of its budget, whether or not the cache is full."""
@@ -112,7 +120,9 @@ class Prefill:
             self._batch.clear()
             self._batch.extend(ids[:count], kv.seq_pos_max(self.seq) + 1, (self.seq,), logits=logits)
             try:
-                return count, decode(self._batch)
+                result = decode(self._batch)
+                self.told(ids[:count])
+                return count, result
             except CacheFullError:
                 if on_full is None:
                     raise

@@ -16,6 +16,7 @@ from pykvgraph.context.common_length import common_length
 from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.context.context_shift import ContextShift, self_extend
 from pykvgraph.context.forgetting import POLICY, chosen, drop
+from pykvgraph.context.second_reading import read_again, require_second_reading
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, NotCopied, UnsupportedError
 from pykvgraph.model.model import Model
 from pykvgraph.prefix import block
@@ -208,17 +209,41 @@ class TokenSequence(NotCopied):
         any more, so none of it is put into an index of prefixes. Sequence.repair() of forgotten tokens
         decodes them again.
 
+        Policies that look at attention decode the last token ("tova") or the last 64 ("snapkv") once more,
+        in their places.
+
         Raises InvalidArgumentError for a bad argument, CacheFullError when fewer cells may be forgotten, and
-        UnsupportedError where each layer has a window or a state. Nothing is changed then.
+        UnsupportedError where each layer has a window or a state, or a policy can't decode those tokens once
+        more (context.second_reading). Nothing is changed then.
         """
         n_cells = integer(n_cells, "n_cells", 1)
         checked_policy(policy)
         self._recover()
         if self._earlier is not None:
             self._earlier.clear()  # cells that it holds would stay
-        places = chosen(self._ctx, self._seq, n_cells, policy)
+        places = chosen(self._ctx, self._seq, n_cells, policy, self._read_again)
         self._tokens.forgotten(self.positions.first_at(int(places[0])))
         return drop(self._ctx.kv, self._seq, places)
+
+    def find_forgotten(self) -> None:
+        """To be called when cells of the text may have been forgotten before it was recorded."""
+        kv = self._ctx.kv
+        full = [index for index, group in enumerate(kv.groups) if group.kind == "full"]
+        if full:
+            view = kv.cells(full[0])
+            has = set(view.pos[view.seq[:, self._seq]].tolist())
+            gone = (n for n in range(len(self)) if self.positions.of(n) not in has)
+            self._tokens.forgotten(next(gone, INT32_MAX))
+
+    def _read_again(self, n: int) -> None:
+        """Decodes the last n tokens once more, observed."""
+        ids = self._tokens.ids[-n:]
+        require_second_reading(self._ctx, self._seq, len(ids))
+        n_true = self._tokens.n_true
+        self._tokens.cut(len(self) - len(ids))  # should that be interrupted, they are not there
+        read_again(self._ctx, self._seq, ids)
+        self._tokens.extend(ids)
+        self._tokens.n_true = n_true
 
     def record(self, ids: Integers, positions: Positions | None = None) -> None:
         """Tells that these tokens were appended to the sequence by something else.

@@ -12,8 +12,11 @@ from support.models import ModelSpec, random_tensors
 Floats = npt.NDArray[np.float64]
 
 
-def naive_logits(spec: ModelSpec, ids: Sequence[int]) -> Floats:
-    """Of one text, all its rows: (n, n_vocab)."""
+def naive_logits(spec: ModelSpec, ids: Sequence[int], attended: list[Floats] | None = None) -> Floats:
+    """Of one text, all its rows: (n, n_vocab).
+
+    attended: to which of each layer is added what tokens attend to, (n_head, n, n).
+    """
     weights = {name: tensor.astype(np.float64) for name, tensor in random_tensors(spec).items()}
     x = weights["token_embd.weight"][list(ids)]
     for layer in range(spec.n_layer):
@@ -22,7 +25,10 @@ def naive_logits(spec: ModelSpec, ids: Sequence[int]) -> Floats:
             for name, tensor in weights.items()
             if name.startswith(f"blk.{layer}.")
         }
-        x = x + _attention(spec, layer, w, _norm(x, w["attn_norm.weight"])) @ w["attn_output.weight"].T
+        out, shares = _attention(spec, layer, w, _norm(x, w["attn_norm.weight"]))
+        if attended is not None:
+            attended.append(shares)
+        x = x + out @ w["attn_output.weight"].T
         h = _norm(x, w["ffn_norm.weight"])
         gate = h @ w["ffn_gate.weight"].T
         x = x + (gate / (1 + np.exp(-gate)) * (h @ w["ffn_up.weight"].T)) @ w["ffn_down.weight"].T
@@ -42,7 +48,8 @@ def _turned(spec: ModelSpec, heads: Floats) -> Floats:
     return np.stack([pairs.real, pairs.imag], axis=-1).reshape(heads.shape)
 
 
-def _attention(spec: ModelSpec, layer: int, w: dict[str, Floats], x: Floats) -> Floats:
+def _attention(spec: ModelSpec, layer: int, w: dict[str, Floats], x: Floats) -> tuple[Floats, Floats]:
+    """What heads gather, (n, n_head * v_dim), and from where, (n_head, n, n)."""
     n = len(x)
     group = spec.n_head // spec.heads_of(layer)
     q = _turned(spec, (x @ w["attn_q.weight"].T).reshape(n, -1, spec.k_dim))
@@ -52,5 +59,4 @@ def _attention(spec: ModelSpec, layer: int, w: dict[str, Floats], x: Floats) -> 
     scores = np.where(np.tri(n, dtype=bool), scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    out: Floats = np.einsum("hij,jhd->ihd", weights, v).reshape(n, -1)
-    return out
+    return np.einsum("hij,jhd->ihd", weights, v).reshape(n, -1), weights

@@ -41,3 +41,19 @@ def lowest(scores: Sequence[float] | Floats, n: int, n_sinks: int = 4, n_recent:
     """The numbers of the n lowest scores, but for the first ones and the last ones; rising."""
     numbers = range(n_sinks, len(scores) - n_recent)
     return sorted(sorted(numbers, key=lambda number: scores[number])[:n])
+
+
+def attention(attended: Sequence[Floats], n_observed: int) -> Floats:
+    """Of the last tokens, the mean over them, layers and heads. attended: of layers, (n_head, n, n)."""
+    return np.asarray(np.mean([shares[:, -n_observed:].mean(axis=(0, 1)) for shares in attended], axis=0))
+
+
+def snapkv(attended: Sequence[Floats], n_observed: int = 64, n_pooled: int = 5) -> Floats:
+    """arXiv:2404.14469: of each head, the mean over five neighbours before the tokens that look."""
+    of_heads = []
+    for shares in attended:
+        for head in shares:
+            before = head[-n_observed:].mean(axis=0)[:-n_observed]
+            padded = np.pad(before, n_pooled // 2)
+            of_heads.append([padded[i : i + n_pooled].mean() for i in range(len(before))])
+    return np.asarray(np.mean(of_heads, axis=0))

@@ -70,6 +70,21 @@ kvg_status kvg_plan_get_part(const kvg_plan * plan, int64_t index, kvg_context_p
 
 double kvg_context_graph_seconds(const kvg_context * context) { return context ? context->context.graph_seconds() : 0.0; }
 
+kvg_status kvg_attention(const kvg_context * context, int64_t group, float * out) {
+    return guarded([&] {
+        const class context & c = need(context, "context").context;
+        const auto last = static_cast<int64_t>(c.cache().groups().size()) - 1;
+        const observed_attention & observed = c.observed(static_cast<size_t>(bounded("group", group, 0, last)));
+        if (observed.n_queries == 0) {
+            fail(KVG_INVALID_ARGUMENT, "the last decode observed no token's attention, or failed: decode(batch, observe=N)");
+        }
+        const cells & cells = c.cache().groups()[static_cast<size_t>(group)].cells();
+        for (uint32_t i = 0; i < cells.size(); ++i) {
+            (&need(out, "out"))[i] = static_cast<float>(observed.of_cell[i] / observed.n_queries);
+        }
+    });
+}
+
 // Calls decode(context, output), which returns the rows that it wrote.
 template <class F> static kvg_status with_output(kvg_context * context, kvg_output * output, F && decode) {
     return on_context(context, [&](class context & c) {

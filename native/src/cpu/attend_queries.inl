@@ -198,6 +198,19 @@ struct seen_cells {
     }
 };
 
+// The scores of one head become shares of its attention, which cells get. sum: what merge() left
+void share_out(float * scores, const seen_cells & seen, const float * sum, const widths & w, float * shares) {
+    const float highest = sum[w.padded_v];
+    const float total = sum[w.padded_v + 1];
+    const uint32_t end = fill_up(scores, seen.n, LOWEST);
+    for (uint32_t i = 0; i < end; i += LANES) {
+        store(scores + i, exp_of(load(scores + i) - highest) / total);
+    }
+    for (uint32_t i = 0; i < seen.n; ++i) {
+        shares[seen.at[i]] += scores[i];
+    }
+}
+
 // NQ queries: query heads of one token, or of tokens beside each other. seen: of each query's token; the first n_common are the same.
 // What a query gets doesn't depend on the others: each of its sums has the same terms in the same order.
 template <uint32_t NQ, class T>
@@ -213,7 +226,14 @@ void attend_queries(const attend_job & job, const float * q, float * sum, rows<T
         if (job.soft_cap != 0.0f) {
             cap_scores(own, seen[h]->n, job.soft_cap);
         }
-        soften(own, seen[h]->n, sum + h * w.partial(), w);
+        if (job.shares) {
+            share_out(own, *seen[h], sum + h * w.partial(), w, job.shares);
+        } else {
+            soften(own, seen[h]->n, sum + h * w.partial(), w);
+        }
+    }
+    if (job.shares) {
+        return;
     }
     add_whole_rows<NQ>(sum, w, v, seen[0]->at, 0, n_common, weights);
     for (uint32_t h = 0; h < NQ; ++h) {

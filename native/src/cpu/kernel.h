@@ -61,6 +61,8 @@ struct attend_job {
     uint32_t n_kv;
     uint32_t n_ranges;
     attend_rotations waiting;
+    // (n_kv): what each cell gets of the tokens' attention is added; nullptr: they attend. Else `partial` has what merge() left there.
+    float * shares;
 };
 
 // What is worked on at a time: some tokens' query heads of one KV head over one range of cells.
@@ -99,7 +101,8 @@ struct softmax_parts {
 struct attend_kernel {
     // partial: attend_partial_floats() for each token of the unit and query head of its KV head
     void (*run)(const attend_job & job, const attend_unit & unit, float * partial, float * scratch);
-    // The partial results of all ranges, `stride` floats apart, become `out`. The unit's range doesn't matter.
+    // The partial results of all ranges, `stride` floats apart, become `out`. The unit's range doesn't matter. The first range's keep the
+    // maximum and the sum of weights of all.
     void (*merge)(const attend_job & job, const attend_unit & unit, float * partial, size_t stride);
     // The greatest of n numbers, and the sum of e^(x - greatest): what a softmax is made of, NaN if any is. n >= 1
     softmax_parts (*softmax)(const float * x, uint32_t n);

@@ -183,10 +183,11 @@ rows<uint16_t> in_place(const attend_rows & from, uint32_t head_kv, uint32_t fir
 }
 #endif
 
-void run(const attend_job & job, const attend_unit & unit, float * partial, float * scratch) {
+void run(const attend_job & whole, const attend_unit & unit, float * partial, float * scratch) {
+    attend_job job = whole; // whose shares are a chunk's
     const uint32_t group = job.n_head / job.n_head_kv;
     const widths w(job);
-    for (uint32_t i = 0; i < (unit.token_end - unit.token_begin) * group; ++i) {
+    for (uint32_t i = 0; !job.shares && i < (unit.token_end - unit.token_begin) * group; ++i) {
         __builtin_memset(partial + i * w.partial(), 0, w.partial() * sizeof(float));
         partial[i * w.partial() + w.padded_v] = LOWEST;
     }
@@ -198,6 +199,7 @@ void run(const attend_job & job, const attend_unit & unit, float * partial, floa
     const uint32_t end = attend_range_begin(job, unit.range + 1);
     for (uint32_t first = attend_range_begin(job, unit.range); first < end; first += CHUNK) {
         const uint32_t n = min_of(CHUNK, end - first);
+        job.shares = whole.shares ? whole.shares + first : nullptr;
 #if LANES > 4
         if (job.k.type == GGML_TYPE_F16 && job.v.type == GGML_TYPE_F16 && job.head_dim_k == w.k && job.head_dim_v == w.v) {
             attend_chunk<uint16_t>(job, unit, first, n, in_place(job.k, unit.head_kv, first),
@@ -209,7 +211,9 @@ void run(const attend_job & job, const attend_unit & unit, float * partial, floa
         const uint32_t n_wanted = list_wanted(job, unit, first, n, wanted);
         if (n_wanted > 0) {
             convert(job.k, unit.head_kv, first, job.head_dim_k, wanted, n_wanted, k);
-            convert(job.v, unit.head_kv, first, job.head_dim_v, wanted, n_wanted, v);
+            if (!job.shares) {
+                convert(job.v, unit.head_kv, first, job.head_dim_v, wanted, n_wanted, v);
+            }
             attend_chunk<float>(job, unit, first, n, k_rows, v_rows, partial, queries);
         }
     }
@@ -236,6 +240,8 @@ void merge_head(float * partial, size_t stride, uint32_t n_ranges, const widths 
     for (uint32_t d = 0; d < head_dim_v; ++d) {
         out[d] = partial[d] / total;
     }
+    partial[w.padded_v] = m;
+    partial[w.padded_v + 1] = total;
 }
 
 void merge(const attend_job & job, const attend_unit & unit, float * partial, size_t stride) {

@@ -80,6 +80,48 @@ ggml_tensor * attend_op::node(ggml_context * ctx, ggml_tensor * q, ggml_tensor *
     return ggml_custom_4d(ctx, GGML_TYPE_F32, v->ne[0], q->ne[1], q->ne[2], 1, args, n_args, compute, GGML_N_TASKS_MAX, this);
 }
 
+void attend_op::observe(uint32_t from, uint32_t n_tokens, observed_attention * to) {
+    observed_ = from < n_tokens ? to : nullptr;
+    observed_from_ = from;
+    if (observed_) {
+        const size_t n_blocks = count_blocks(n_tokens) - from / ATTEND_TOKENS;
+        workspace_.shares_.resize(std::max(workspace_.shares_.size(), n_blocks * n_head_kv_ * span_.n));
+    }
+}
+
+float * attend_op::shares_of(const attend_job & job, uint32_t token, uint32_t head_kv) {
+    const uint32_t block = token / ATTEND_TOKENS - observed_from_ / ATTEND_TOKENS;
+    return workspace_.shares_.data() + (size_t{block} * job.n_head_kv + head_kv) * job.n_kv;
+}
+
+// Once more over all cells, now that the sums of a unit's weights are known.
+void attend_op::observe_unit(const attend_job & job, const attend_unit & unit, float * merged, float * scratch) {
+    if (!observed_ || unit.token_end <= observed_from_) {
+        return;
+    }
+    attend_job again = job;
+    again.n_ranges = 1;
+    again.shares = shares_of(job, unit.token_begin, unit.head_kv);
+    std::fill_n(again.shares, job.n_kv, 0.0f);
+    const uint32_t begin = std::max(unit.token_begin, observed_from_);
+    float * sums = merged + (begin - unit.token_begin) * unit_floats(job.head_dim_v, job.n_head / job.n_head_kv);
+    kernel_.run(again, {begin, unit.token_end, unit.head_kv, 0}, sums, scratch);
+}
+
+// In an order that doesn't depend on threads.
+void attend_op::add_observed(const attend_job & job) {
+    const size_t n = std::min<size_t>(job.n_kv, observed_->of_cell.size() - span_.begin);
+    for (uint32_t token = observed_from_; token < job.n_tokens; token += ATTEND_TOKENS - token % ATTEND_TOKENS) {
+        for (uint32_t head_kv = 0; head_kv < job.n_head_kv; ++head_kv) {
+            const float * shares = shares_of(job, token, head_kv);
+            for (size_t c = 0; c < n; ++c) {
+                observed_->of_cell[span_.begin + c] += shares[c];
+            }
+        }
+    }
+    observed_->n_queries += double{job.n_head} * (job.n_tokens - observed_from_);
+}
+
 // A unit is claimed by whoever is free. The thread that does the last range of a block's head merges them: nobody waits in here.
 void attend_op::share(const attend_job & job, size_t ith) {
     attend_workspace & w = workspace_;
@@ -95,12 +137,14 @@ void attend_op::share(const attend_job & job, size_t ith) {
         if (job.n_ranges == 1) {
             kernel_.run(job, unit, own, scratch);
             kernel_.merge(job, unit, own, 0);
+            observe_unit(job, unit, own, scratch);
             continue;
         }
         kernel_.run(job, unit, w.partial_ + i * floats, scratch);
         if (++w.done_[block * job.n_head_kv + head_kv] == job.n_ranges) {
             float * first = w.partial_ + (size_t{block} * job.n_ranges * job.n_head_kv + head_kv) * floats;
             kernel_.merge(job, unit, first, job.n_head_kv * floats);
+            observe_unit(job, unit, first, scratch);
         }
     }
 }
@@ -143,6 +187,9 @@ void attend_op::compute(ggml_tensor * dst, int ith, int nth, void * op) {
     }
     // the last to leave makes all ready for the next layer, which ggml's barrier holds back until then
     if (++w.left_ == static_cast<uint32_t>(nth)) {
+        if (self.observed_) {
+            self.add_observed(job);
+        }
         w.claimed_ = 0;
         w.left_ = 0;
         std::fill(w.done_.begin(), w.done_.end(), 0);

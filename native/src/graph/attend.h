@@ -13,6 +13,12 @@
 
 namespace kvg {
 
+// What cells of a group get of the attention of tokens that are observed.
+struct observed_attention {
+    std::vector<float> of_cell; // sums over tokens and the query heads of layers
+    double n_queries = 0;       // how many these are
+};
+
 // Memory for the operations of a context: its layers run one after the other.
 class attend_workspace {
 public:
@@ -32,6 +38,7 @@ private:
     std::atomic<uint32_t> claimed_{0};
     std::atomic<uint32_t> left_{0};
     std::vector<std::atomic<uint32_t>> done_;
+    std::vector<float> shares_; // of each block of observed tokens and KV head, for each cell of the span
 };
 
 // A layer's attention. It must live as long as the graphs that it makes nodes of.
@@ -40,7 +47,7 @@ public:
     // span: what a computation attends to in the layer's group, set anew for each, so that a text that grows doesn't need a new graph
     attend_op(const layer_spec & layer, const cell_span & span, attend_workspace & workspace)
         : span_(span), workspace_(workspace), kernel_(kernels_for_heads(layer.head_dim_k, layer.head_dim_v).attend),
-          scale_(layer.scale), soft_cap_(layer.soft_cap) {}
+          scale_(layer.scale), soft_cap_(layer.soft_cap), n_head_kv_(layer.n_head_kv) {}
 
     // q: F32 (head_dim_k, n_head, n_tokens); k, v: (their head_dim, n_head_kv, n_kv); mask: F16 (n_kv, n_tokens), of which the first
     // span.n * n_tokens are (span.n, n_tokens), 0 or -infinity; sinks: F32 (n_head), or nullptr.
@@ -52,10 +59,16 @@ public:
     // Which cells of the group wait, and how queries are rotated for them. Valid until the next call; the arrays must live until then.
     void set_waiting(const attend_rotations & waiting) { waiting_ = waiting; }
 
+    // From now on each computation adds to `to` what its tokens from this one on attend to; nullptr: no more. n_tokens: of a computation
+    void observe(uint32_t from, uint32_t n_tokens, observed_attention * to);
+
 private:
     static void compute(ggml_tensor * dst, int ith, int nth, void * op);
     attend_job job_of(const ggml_tensor * dst) const;
     void share(const attend_job & job, size_t ith);
+    float * shares_of(const attend_job & job, uint32_t token, uint32_t head_kv);
+    void observe_unit(const attend_job & job, const attend_unit & unit, float * merged, float * scratch);
+    void add_observed(const attend_job & job);
 
     const cell_span & span_;
     attend_rotations waiting_ = {};
@@ -63,6 +76,9 @@ private:
     const attend_kernel & kernel_;
     float scale_;
     float soft_cap_;
+    uint32_t n_head_kv_;
+    uint32_t observed_from_ = 0;
+    observed_attention * observed_ = nullptr;
 };
 
 } // namespace kvg

@@ -54,8 +54,9 @@ static std::vector<layer_spec> with_own_states(const std::vector<layer_spec> & l
 decoder::decoder(const model & model, const kv_cache & cache, const backends & backends, const decoder_params & params,
                  std::vector<active_adapter> adapters)
     : model_(model), cache_(cache), backends_(backends), n_ubatch_(params.n_ubatch), n_outputs_(params.n_outputs),
-      spans_(cache.groups().size()), recur_workspace_(with_own_states(model.hparams().layers, cache), params.max_threads),
-      adapters_(std::move(adapters)), taps_(cache) {
+      spans_(cache.groups().size()), observed_(cache.groups().size()),
+      recur_workspace_(with_own_states(model.hparams().layers, cache), params.max_threads), adapters_(std::move(adapters)),
+      taps_(cache) {
     choose_attentions(params.flash_attn, params.max_threads);
     make_recurs();
     any_span_ = std::none_of(attentions_.begin(), attentions_.end(), [](const layer_attention & each) {
@@ -231,6 +232,23 @@ decode_graph & decoder::prepare(uint32_t n_tokens, uint32_t n_outputs, const std
              model_.placement().name().c_str(), shape.n_tokens, shape.n_outputs);
     }
     return *graph;
+}
+
+void decoder::begin_observing() {
+    for (size_t g = 0; g < observed_.size(); ++g) {
+        observed_[g] = {};
+    }
+}
+
+void decoder::observe(uint32_t from, uint32_t n_tokens) {
+    for (size_t g = 0; from < n_tokens && g < observed_.size(); ++g) {
+        observed_[g].of_cell.resize(cache_.groups()[g].n_rows());
+    }
+    for (uint32_t il = 0; il < attentions_.size(); ++il) {
+        if (attentions_[il].op) {
+            attentions_[il].op->observe(from, n_tokens, &observed_[model_.hparams().layers[il].group]);
+        }
+    }
 }
 
 void decoder::compute() {

@@ -52,6 +52,14 @@ public:
     // Which cells wait, and how a layer's queries are rotated for them. Valid until the next call; the arrays must live until then.
     // preconditions: can_rotate_queries(), the layer attends
     void set_waiting(uint32_t layer, const attend_rotations & waiting) { attentions_[layer].op->set_waiting(waiting); }
+    // Whether all attention is this library's own, which tells what tokens attend to.
+    bool can_observe() const { return any_span_; }
+    // From now on nothing was observed yet.
+    void begin_observing();
+    // The next computation's tokens from this one on are observed. preconditions: can_observe(), the graph was prepared
+    void observe(uint32_t from, uint32_t n_tokens);
+    // of a group
+    const observed_attention & observed(size_t group) const { return observed_[group]; }
     // Which states the tokens of the next computation go through; the arrays must live until then.
     void set_runs(const std::vector<recur_run> & runs) { runs_ = runs; }
     // nullptr: all cells are read where they lie. Else it must be told what the next graph works on.
@@ -94,7 +102,8 @@ private:
     std::unique_ptr<attend_workspace> workspace_;
     std::deque<attend_op> ops_; // for attention_kind::attend
     std::vector<layer_attention> attentions_;
-    std::vector<recur_run> runs_; // of the micro-batch
+    std::vector<observed_attention> observed_; // of each group
+    std::vector<recur_run> runs_;              // of the micro-batch
     recur_workspace recur_workspace_;
     std::deque<recur_op> recur_ops_;
     std::vector<recur_op *> recurs_; // of each layer, nullptr: it has no state, or a device has it

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "error.h"
+#include "runtime/bounded.h"
 
 namespace kvg {
 
@@ -40,6 +41,7 @@ batch::batch(const kvg_batch & in, const hparams & h, uint32_t n_batch, const kv
     if (in.repair && h.encodes) {
         fail(KVG_UNSUPPORTED, "architecture '%s' is an encoder and keeps nothing: there is nothing to repair", h.arch.c_str());
     }
+    bounded("n_observed", in.n_observed, 0, in.n_tokens);
     read_sets(cache.n_seq_max());
     check_positions(cache, h.encodes);
     if (is_below_) {

@@ -28,6 +28,8 @@ public:
     bool is_output(uint32_t i) const { return all_outputs_ || in_.logits[i] != 0; }
     // whether the token's sequences get a checkpoint behind it
     bool is_checkpoint(uint32_t i) const { return in_.checkpoint && in_.checkpoint[i] != 0; }
+    // the first of those that are observed; n_tokens(): none
+    uint32_t observed_from() const { return n_tokens() - static_cast<uint32_t>(in_.n_observed); }
     // of each sequence that the batch has, where its tokens begin
     std::vector<first_position> first_positions() const;
     // Whether any token lies below the end of a sequence of its.

@@ -92,6 +92,9 @@ void draft_step::compute(const batch & batch, const micro_batch & ubatch, const 
     for (const std::shared_ptr<tap> & each : decoder_.taps().all()) {
         each->expect({}, {});
     }
+    if (decoder_.can_observe()) {
+        decoder_.observe(ubatch.n, ubatch.n); // none of them
+    }
     run_.compute(graph, ubatch.n);
     decoder_.wait();
     ggml_backend_tensor_get(graph.embd, states_.data(), 0, ggml_nbytes(graph.embd));

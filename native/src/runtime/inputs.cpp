@@ -112,6 +112,9 @@ void graph_inputs::set(decode_graph & graph, const kv_cache & cache, const batch
                 output_ids_.push_back(static_cast<int32_t>(i));
             }
         }
+        if (output_ids_.empty()) { // the graph has one all the same, which nobody asked for
+            output_ids_.push_back(static_cast<int32_t>(ubatch.n - 1));
+        }
         ggml_backend_tensor_set(graph.outputs, output_ids_.data(), 0, output_ids_.size() * sizeof(int32_t));
     }
     set_states(graph, segments);

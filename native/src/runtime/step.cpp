@@ -25,6 +25,22 @@ static kvg_score score_of(const float * logits, uint32_t n_vocab) {
 
 namespace {
 
+// Of a decode that fails nothing was observed.
+class observing {
+public:
+    explicit observing(decoder & of) : of_(of) { of.begin_observing(); }
+    ~observing() {
+        if (!is_kept_) {
+            of_.begin_observing();
+        }
+    }
+    void keep() { is_kept_ = true; }
+
+private:
+    decoder & of_;
+    bool is_kept_ = false;
+};
+
 // Cells of a batch that failed are given to others: no device may still write into them.
 struct at_rest {
     const backends & of;
@@ -65,6 +81,7 @@ micro_batch step::next(const batch & batch, uint32_t begin) const {
 int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
     decoded_.clear();
     repaired_ = {};
+    observing observed(decoder_);
     upkeep_.require_intact();
     const batch batch(in, model_.hparams(), params_.n_batch, cache_);
     seen_guard guard(cache_);
@@ -72,6 +89,11 @@ int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
     cache_.require_cells(std::vector<uint32_t>(cache_.groups().size(), batch.n_tokens()), "the batch"); // before anything moves
     if (output) {
         check_output(batch, *output);
+    }
+    if (in.n_observed > 0 && !decoder_.can_observe()) {
+        fail(KVG_UNSUPPORTED,
+             "what tokens attend to is known where the CPU computes attention, with flash_attn=\"auto\", and not "
+             "for biases of distance (ALiBi)");
     }
     upkeep_.before_decode();
     upkeep_.tell_waiting(decoder_);
@@ -119,6 +141,7 @@ int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
     } else {
         decoded_ = std::move(decoded);
     }
+    observed.keep();
     checkpoints.commit();
     return static_cast<int64_t>(row);
 }
@@ -172,7 +195,9 @@ const decode_graph & step::compute(const batch & batch, const micro_batch & ubat
         spans.push_back(attended_span(cells, batch, ubatch, params_.align));
         n_attended_[g] = cache_.groups()[g].layers().empty() ? 0 : std::min(spans[g].n, cells.size() - spans[g].begin);
     }
-    decode_graph & graph = decoder_.prepare(ubatch.n, ubatch.n_outputs, spans, segments);
+    // without an output the last layer doesn't attend
+    const bool is_observed = batch.observed_from() < ubatch.begin + ubatch.n;
+    decode_graph & graph = decoder_.prepare(ubatch.n, std::max(ubatch.n_outputs, uint32_t{is_observed}), spans, segments);
     inputs_.set(graph, cache_, batch, ubatch, reserved, spans, segments);
     if (last_) {
         inputs_.set_previous(graph, *last_, batch, ubatch);
@@ -181,8 +206,16 @@ const decode_graph & step::compute(const batch & batch, const micro_batch & ubat
         carrier->expect(spans, reserved.slots_of(ubatch.begin, ubatch.n));
     }
     tell_taps(batch, ubatch, reserved);
+    observe(batch, ubatch);
     run_.compute(graph, ubatch.n);
     return graph;
+}
+
+void step::observe(const batch & batch, const micro_batch & ubatch) {
+    if (decoder_.can_observe()) {
+        const uint32_t from = std::max(batch.observed_from(), ubatch.begin) - ubatch.begin;
+        decoder_.observe(std::min(from, ubatch.n), ubatch.n);
+    }
 }
 
 // One token of a sequence is not taken while the graph runs: to stop it after each layer would take longer than what it hides.
@@ -262,7 +295,7 @@ int64_t step::append(int64_t seq, int64_t token, const kvg_output * output) {
     const auto seq_id = static_cast<int32_t>(seq);
     const int32_t seq_begin[] = {0, 1};
     const uint8_t wanted = 1;
-    return decode({sizeof(kvg_batch), 1, &id, &pos, seq_begin, &seq_id, &wanted, nullptr, nullptr, 0}, output);
+    return decode({sizeof(kvg_batch), 1, &id, &pos, seq_begin, &seq_id, &wanted, nullptr, nullptr, 0, 0}, output);
 }
 
 } // namespace kvg

@@ -52,6 +52,7 @@ private:
                                  const state_segments & segments);
     void run(const decode_graph & graph, uint32_t n_tokens);
     void drop_checkpoints(const batch & batch, const std::vector<first_position> & firsts);
+    void observe(const batch & batch, const micro_batch & ubatch);
     void tell_taps(const batch & batch, const micro_batch & ubatch, const reservation & reserved);
     void keep_states(const decode_graph & graph, const batch & batch, const micro_batch & ubatch, const reservation & reserved);
     void write_outputs(const decode_graph & graph, const kvg_output & output, size_t row) const;

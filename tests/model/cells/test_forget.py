@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import naive_scores
 from support.architectures import ArchSpec
-from support.engines import decode, open_context, random_ids, run_of
+from support.engines import decode, ids_of, open_context, random_ids, run_of
+from support.faults import fault
 from support.judge import nmse
 from support.models import N_VOCAB, SMALL, TWO_GROUPS, ModelSpec
+from support.naive_llama import Floats, naive_logits
 from support.naive_scores import cells_of, keydiff, lowest
 from support.referee import Referee
 
@@ -67,11 +70,50 @@ def test_keydiff_by_its_definition(
         text = text_of(ctx)
         group = next(index for index, group in enumerate(ctx.kv.groups) if group.kind == "full")
         expected = keydiff(ctx)
-        assert POLICIES["keydiff"](TextCells(ctx, 0)) == pytest.approx(expected, abs=1e-5)
+        assert POLICIES["keydiff"].score(TextCells(ctx, 0)) == pytest.approx(expected, abs=1e-5)
         report = text.forget(40, "keydiff")
         assert report.positions == tuple(lowest(expected, 40))
         assert (report.seq, report.n_cells, report.n_left) == (0, 40, N - 40)
         assert positions(ctx, group) == sorted(set(range(N)) - set(report.positions))
+
+
+@pytest.mark.parametrize("n_free", [0, 10, 200])
+@pytest.mark.parametrize("policy", ["snapkv", "tova"])
+def test_attention_by_its_definition(small: kvg.Model, policy: str, n_free: int) -> None:
+    """The last tokens are decoded once more in their own cells, though none is empty; the text goes on."""
+    layers: list[Floats] = []
+    naive_logits(SMALL, IDS, layers)
+    expected = naive_scores.snapkv(layers) if policy == "snapkv" else naive_scores.attention(layers, 1)
+    expected = np.concatenate([expected, np.full(N - len(expected), np.inf)])
+    with open_context(small, **{**OPTIONS, "n_ctx": N + n_free}) as ctx:
+        text = text_of(ctx)
+        ctx.kv.set_pending_token(0, 9)
+        report = text.forget(40, policy)
+        assert report.positions == tuple(lowest(expected, 40))
+        assert positions(ctx) == sorted(set(range(N)) - set(report.positions))
+        assert (text.ids.tolist(), ctx.kv.pending_token(0)) == (IDS, 9)
+        assert text.set([*IDS, 7]).n_decoded == 1
+
+
+def test_second_readings_that_fail(ctx: kvg.Context, delta_net: kvg.Model) -> None:
+    """The text goes to where it can go on, and says so; nothing is changed where it is known before."""
+    text = text_of(ctx)
+    with fault("compute"), pytest.raises(kvg.DeviceError):
+        text.forget(10, "snapkv")
+    assert text.ids.tolist() == IDS[: N - N_RECENT]
+    assert text.set(IDS).n_decoded == N_RECENT
+    ctx.kv.seq_cp(0, 1, -1, -1)
+    ctx.kv.seq_rm(0, N - 10, -1)
+    text = kvg.Sequence(ctx)
+    text.record(IDS[:-10])
+    with pytest.raises(kvg.CacheFullError):  # all cells are another's, too
+        text.forget(10, "snapkv")
+    with open_context(delta_net, **OPTIONS) as other:
+        text = text_of(other, ids_of(delta_net, N, 1))
+        with pytest.raises(kvg.UnsupportedError, match="recurrent layers"):
+            text.forget(10, "snapkv")
+        assert len(text) == N
+        assert text.forget(10, "keydiff").n_cells == 10
 
 
 def test_window_takes_the_oldest(ctx: kvg.Context) -> None:
@@ -198,7 +240,8 @@ def test_tokens_that_share_a_position_go_together(ctx: kvg.Context, n_grp: int) 
     assert len(positions(ctx)) == N - report.n_cells
 
 
-def test_generate_within_a_budget(ctx: kvg.Context, small: kvg.Model) -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+def test_generate_within_a_budget(ctx: kvg.Context, small: kvg.Model, policy: str) -> None:
     """Never more cells than that; the beginning and the end are there; positions stay."""
     reports: list[kvg.ForgetReport] = []
     most = [0]
@@ -207,11 +250,12 @@ def test_generate_within_a_budget(ctx: kvg.Context, small: kvg.Model) -> None:
         reports.append(report)
         assert 0 < report.n_left < 100
 
-    forget = kvg.Forget(100, "keydiff", on_forget=told)
+    forget = kvg.Forget(100, policy, on_forget=told)
     for _ in kvg.generate(ctx, IDS, max_tokens=60, on_full=forget):
         most[0] = max(most[0], ctx.kv.n_used)
     assert most[0] == 100
-    left, n = positions(ctx), N + 59
+    left, n = positions(ctx), ctx.kv.seq_pos_max(0) + 1
+    assert n > N + 20
     assert left[:N_SINKS] == list(range(N_SINKS))
     assert left[-N_RECENT:] == list(range(n - N_RECENT, n))
     assert sum(report.n_cells for report in reports) == n - len(left)
@@ -267,7 +311,7 @@ def test_too_small_a_budget_leaves_all(ctx: kvg.Context) -> None:
     [
         (("68",), "budget must be"),
         ((68,), "budget must be"),
-        ((100, "oldest"), "policy must be one of window, keydiff"),
+        ((100, "oldest"), "policy must be one of window, keydiff, snapkv, tova"),
         ((100, "window", 3), "on_forget must be a function"),
     ],
 )
@@ -281,5 +325,5 @@ def test_what_is_no_forgetting(ctx: kvg.Context, n: Any, policy: Any) -> None:
     text = text_of(ctx)
     with pytest.raises(kvg.InvalidArgumentError):
         text.forget(n, policy)
-    assert chosen(ctx, 0, 1, "window").tolist() == [N_SINKS]
+    assert chosen(ctx, 0, 1, "window", text._read_again).tolist() == [N_SINKS]
     assert positions(ctx) == list(range(N))
