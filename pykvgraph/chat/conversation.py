@@ -11,8 +11,10 @@ from pykvgraph.chat.saved import Saved, pack, unpack
 from pykvgraph.chat.turn_format import turn_format
 from pykvgraph.chat.turn_tokens import Discard, Turn, TurnTokens
 from pykvgraph.checks import integer, shown
+from pykvgraph.context.cell_scores import checked_policy
 from pykvgraph.context.common_length import common_length
 from pykvgraph.context.context import Context, LastOutput
+from pykvgraph.context.forgetting import N_AT_ONCE, n_forgettable
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError, NotCopied, UnsupportedError
 from pykvgraph.kv_cache.saved.file import read_regular, write_file
 from pykvgraph.params.params import SamplingParams
@@ -21,7 +23,7 @@ from pykvgraph.sequence.lookahead import Lookahead
 from pykvgraph.sequence.output_text import OutputText
 from pykvgraph.sequence.sequence import Change, TokenSequence, earlier_texts
 from pykvgraph.sequence.tokens import Positions
-from pykvgraph.types import Piece
+from pykvgraph.types import ForgetReport, Piece
 
 
 class Conversation(NotCopied):
@@ -37,6 +39,11 @@ class Conversation(NotCopied):
     None: the system prompt. The turns that stay move down (a context shift) and are not decoded again, unless
     the model refuses it. When the turn that is being answered is the only one left, its oldest tokens go.
     on_discard is called with a Discard each time; it must leave the conversation as it is.
+
+    forget: a policy (context.cell_scores.POLICIES). When the cache is full, the cells that matter least are
+    forgotten then, 128 at a time or half of those that may be, and on_forget is called with a ForgetReport.
+    Turns are given up where no cell may be forgotten any more, and before a position would go beyond those
+    that the model was trained on. Not with self_extend.
 
     self_extend: with N above 1 the context may have N times as many cells as the model was trained on. Before
     a position would go beyond that number, every N neighbouring tokens of the oldest turns are put on one
@@ -72,6 +79,8 @@ class Conversation(NotCopied):
         on_extend: Callable[[int], None] | None = None,
         draft: Context | None = None,
         draft_max: int = 16,
+        forget: str | None = None,
+        on_forget: Callable[[ForgetReport], None] | None = None,
     ) -> None:
         if not isinstance(ctx, Context):
             raise InvalidArgumentError(f"ctx must be a pykvgraph.Context, got {shown(ctx)}")
@@ -83,6 +92,10 @@ class Conversation(NotCopied):
         self._n_grp = integer(self_extend, "self_extend", 1)
         self._on_discard = on_discard
         self._on_extend = on_extend
+        self._forget = None if forget is None else checked_policy(forget)
+        self._on_forget = on_forget
+        if self._forget and self._n_grp > 1:
+            raise InvalidArgumentError("forget: nothing is forgotten with self_extend: leave one of them out")
         self._earlier = earlier_texts(ctx) if ctx.n_seq_max == 1 else None
         self._text = TokenSequence(ctx, self._seq, earlier=self._earlier)
         if draft is not None and self._n_grp > 1:
@@ -204,6 +217,7 @@ class Conversation(NotCopied):
         positions = Positions(saved.head)
         if self._ctx.kv.seq_pos_max(self._seq) + 1 == positions.of(len(saved.held)):
             self._text.record(saved.held, positions)
+            self._text.find_forgotten()
 
     def _new_turn(self, message: str, n_before: int) -> Turn:
         return self._tokens.turn(message, is_first=n_before + self.n_forgotten == 0)
@@ -256,11 +270,12 @@ class Conversation(NotCopied):
             if last is not None:
                 self._text.record([token])
                 return last
-        if self._n_grp == 1 or self._text.positions.of(len(self._text)) < self._ctx.model.n_ctx_train:
+        is_far = self._text.positions.of(len(self._text)) >= self._ctx.model.n_ctx_train
+        if not is_far or (self._n_grp == 1 and self._forget is None):
             try:
                 return self._text.append(token, copy_logits=copy_logits)
             except CacheFullError:
-                self._give_up()
+                self._make_room()
         return self._read().last
 
     def _read(self) -> Change:
@@ -268,12 +283,25 @@ class Conversation(NotCopied):
         self._take_back_drafts()
         while True:
             ids, at = self.ids, self.borders[-2] + self._turns[-1].n_header
+            if self._forget and len(ids) > self._ctx.model.n_ctx_train:
+                self._give_up()
+                continue
             try:
                 if self._n_grp > 1:
                     self._extend(ids)
                 return self._text.set(ids, (at,) if 0 < at <= len(ids) else ())
             except CacheFullError:
-                self._give_up()
+                self._make_room()
+
+    def _make_room(self) -> None:
+        """Forgets cells, or gives up turns."""
+        n_most = n_forgettable(self._ctx, self._seq) if self._forget else 0
+        if self._forget is None or n_most == 0:
+            self._give_up()
+            return
+        report = self._text.forget(min(N_AT_ONCE, -(-n_most // 2)), self._forget)
+        if self._on_forget is not None:
+            self._on_forget(report)
 
     def _take_back_drafts(self) -> None:
         """The cache has what the conversation has, and nothing that was not said."""

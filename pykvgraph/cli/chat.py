@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from pykvgraph.kv_cache.maps.lines import Line
 
 
+# pykvgraph.context.cell_scores has them; a test compares
+POLICIES = ("window", "keydiff", "snapkv", "tova")
+
+
 @click.command(
     cls=LlamaVerb,
     epilog=examples(
@@ -57,6 +61,13 @@ if TYPE_CHECKING:
     default=1,
     help="A cache N times as long as the model was trained on, where N old tokens share a position.",
 )
+@option(
+    "--forget",
+    type=click.Choice(POLICIES),
+    metavar="POLICY",
+    show_default="turns are given up",
+    help=f"Forget the cells that matter least when the cache is full: {', '.join(POLICIES)}.",
+)
 @option("--show-cache", is_flag=True, help="A strip of the cells under the answer, coloured by turn.")
 @option("--demo", is_flag=True, help="Play dialogues in 512 cells, and show what is recalled of them.")
 @option("--trials", type=click.IntRange(min=1), metavar="N", default=20, help="Dialogues of --demo.")
@@ -68,15 +79,17 @@ def chat(
     n_keep: int | None,
     n_discard: int | None,
     self_extend: int,
+    forget: str | None,
     show_cache: bool,
     demo: bool,
     trials: int,
 ) -> None:
     """Talk with a model.
 
-    When the cache is full, the oldest turns are given up (a context shift) and the talk goes on. /help lists
-    the commands. Ctrl-C stops an answer. When stdin or stdout is no terminal, each line is a message, only
-    answers go to stdout, and Ctrl-C ends the talk: the exit code is 130 then.
+    When the cache is full, the oldest turns are given up (a context shift), or with --forget the cells that
+    matter least, and the talk goes on. /help lists the commands. Ctrl-C stops an answer. When stdin or stdout
+    is no terminal, each line is a message, only answers go to stdout, and Ctrl-C ends the talk: the exit code
+    is 130 then.
     """
     if demo and run.model_draft:
         raise click.UsageError("--demo has no use for -md: leave one of them out")
@@ -105,6 +118,8 @@ def chat(
             self_extend=self_extend,
             on_extend=lambda n: talk.extended(n),
             on_discard=lambda report: talk.discarded(report),
+            forget=forget,
+            on_forget=lambda report: talk.forgotten(report),
             **drafts,
         )
         page = Page(on_terminal, (lambda width: _strip(context, conversation, width)) if show_cache else None)

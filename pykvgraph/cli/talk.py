@@ -17,7 +17,7 @@ from pykvgraph.params.params import MAX_SEED, SamplingParams
 if TYPE_CHECKING:
     from pykvgraph.chat import Conversation, Discard
     from pykvgraph.context.context import Context
-    from pykvgraph.types import Piece
+    from pykvgraph.types import ForgetReport, Piece
 
 COMMANDS = {
     "/regen": "another answer to the last message",
@@ -87,6 +87,10 @@ class Talk:
         self._page.note(discard_text(report))
         if report.reason:
             self._page.note(report.reason)
+
+    def forgotten(self, report: ForgetReport) -> None:
+        """Says how many cells were forgotten."""
+        self._page.note(f"cells full: {report.n_cells} forgotten, {report.n_left} left")
 
     def extended(self, n_tokens: int) -> None:
         """Says that so many tokens share positions now."""

@@ -18,6 +18,8 @@ from click.testing import CliRunner, Result
 from support.ctrl_c import heard as ctrl_c_heard
 
 from pykvgraph.cli import main
+from pykvgraph.cli.chat import POLICIES
+from pykvgraph.context import cell_scores
 
 SPEED = re.compile(
     r"\[(cut off at 12 tokens; )?\d+ tokens, "
@@ -64,6 +66,19 @@ def test_commands(stories: Path, tmp_path: Path) -> None:
     assert all(
         f"\n/{name}" in helped for name in ("regen", "edit", "system", "cells", "save", "load", "reset")
     )
+
+
+def test_forget(stories: Path) -> None:
+    """In place of turns, and each time a line says so."""
+    lines = "Once upon a time\n" * 8
+    result = chat(stories, lines, "-c", "110", "--forget", "keydiff", "-b", "32")
+    assert result.exit_code == 0, result.stderr
+    notes = re.findall(r"\[cells full: (\d+) forgotten, (\d+) left\]", result.stderr)
+    assert notes and all(int(n_left) < 110 for _, n_left in notes)
+    assert "given up" not in result.stderr
+    assert "given up" in chat(stories, lines, "-c", "110", "-b", "32").stderr
+    assert "--forget" in chat(stories, "", "--forget", "lru").stderr
+    assert tuple(cell_scores.POLICIES) == POLICIES
 
 
 def test_another_seed_for_another_answer(stories: Path) -> None:
