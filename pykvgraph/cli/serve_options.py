@@ -32,7 +32,7 @@ from pykvgraph.cli.verb import (
     ubatch_option,
 )
 from pykvgraph.cli.where import where_options
-from pykvgraph.server.settings import CACHE_EDITS, POOLING_NAMES, REASONING_FORMATS
+from pykvgraph.server.settings import CACHE_EDITS, FORGETFUL, POOLING_NAMES, REASONING_FORMATS
 
 Command = Callable[..., Any]
 Adder = Callable[[Command], Command]
@@ -302,6 +302,13 @@ _OF_ANSWERS: list[Adder] = [
         "--context-shift/--no-context-shift",
         default=False,
         help="An answer that fills its context goes on: old tokens are given up.",
+    ),
+    option(
+        "--forget",
+        type=click.Choice(FORGETFUL),
+        metavar="POLICY",
+        show_default="the oldest tokens are given up",
+        help=f"Such an answer forgets the tokens that matter least: {', '.join(FORGETFUL)}.",
     ),
     option(
         "--keep",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pykvgraph.context.context import Context
+from pykvgraph.context.forgetting import N_AT_ONCE, chosen, n_forgettable, runs_of
+from pykvgraph.engine.context_window import Window
 from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.running_set import RunningSet
 from pykvgraph.errors import KVGraphError
@@ -12,18 +15,37 @@ def shift_full(running_set: RunningSet) -> None:
     for sequence in list(running_set.scheduler.running):
         window = sequence.window
         if sequence.runs and window is not None and sequence.decodes and window.is_full(sequence.n_decoded):
-            _shift(running_set, sequence, window.discarded(sequence.n_decoded))
+            try:
+                gone = _given_up(running_set.context, sequence, window)
+            except (KVGraphError, MemoryError) as error:
+                running_set.fail(sequence, error)
+                running_set.start_over_if_broken()
+            else:
+                _shift(running_set, sequence, gone)
 
 
-def _shift(running_set: RunningSet, sequence: RequestSequence, gone: range) -> None:
+def _given_up(ctx: Context, sequence: RequestSequence, window: Window) -> list[range]:
+    """The tokens that make room, which are at positions of the same numbers."""
+    if window.forget is not None:
+        seq, n_keep = sequence.seq, window.n_keep
+        n_most = n_forgettable(ctx, seq, n_keep=n_keep, shared=True)
+        if n_most:
+            n_cells = min(N_AT_ONCE, -(-n_most // 2))
+            return runs_of(chosen(ctx, seq, n_cells, window.forget, n_keep=n_keep, shared=True))
+    return [window.discarded(sequence.n_decoded)]
+
+
+def _shift(running_set: RunningSet, sequence: RequestSequence, gone: list[range]) -> None:
     """Gives up these tokens; the index keeps the text as it was, while nobody needs the cells."""
-    running_set.retreat(sequence, gone.start)
-    if not _room_to_move(running_set, sequence, gone.stop):
+    running_set.retreat(sequence, gone[0].start)
+    if not _room_to_move(running_set, sequence, gone[0].stop):
         return
-    sequence.discard(gone.start, gone.stop)
+    for part in reversed(gone):
+        sequence.discard(part.start, part.stop)
     try:
-        running_set.kv.seq_rm(sequence.seq, gone.start, gone.stop)
-        running_set.kv.seq_add(sequence.seq, gone.stop, -1, -len(gone))
+        for part in reversed(gone):
+            running_set.kv.seq_rm(sequence.seq, part.start, part.stop)
+            running_set.kv.seq_add(sequence.seq, part.stop, -1, -len(part))
     except (KVGraphError, MemoryError) as error:
         running_set.fail(sequence, error)
         running_set.start_over_if_broken()

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pykvgraph.checks import integer
+from pykvgraph.context.cell_scores import POLICIES, checked_policy
+from pykvgraph.context.forgetting import N_RECENT, N_SINKS
+from pykvgraph.errors import InvalidArgumentError
 
 _LEAST = 8  # tokens; a window that is kept whole still has room for some
 
@@ -15,16 +18,26 @@ class Window:
 
     When the next token would be number n_ctx, its first n_keep tokens stay, the next n_discard are given up,
     and those behind them move down: a context shift, as llama-server's. n_keep: at most n_ctx - 4 are kept.
-    n_discard: 0 is half of what isn't kept. Raises InvalidArgumentError for n_ctx below 8, and for others
-    below 0.
+    n_discard: 0 is half of what isn't kept.
+
+    forget: a policy (docs/forgetting.md): 128 tokens that matter least are given up in place of those that
+    come first, or half of those that may be; the last 64 never are. Where none may be, the next n_discard
+    are. Policies that decode tokens once more can't be used here.
+
+    Raises InvalidArgumentError for n_ctx below 8, or with `forget` below 72, for others below 0, and for a
+    policy that there isn't or that can't be used.
     """
 
     n_ctx: int
     n_keep: int = 0
     n_discard: int = 0
+    forget: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n_ctx", integer(self.n_ctx, "n_ctx", _LEAST))
+        if self.forget is not None and POLICIES[checked_policy(self.forget)].n_observed:
+            raise InvalidArgumentError(f"forget: {self.forget} decodes tokens once more, which engines don't")
+        least = _LEAST if self.forget is None else N_SINKS + N_RECENT + 4
+        object.__setattr__(self, "n_ctx", integer(self.n_ctx, "n_ctx", least))
         object.__setattr__(self, "n_keep", min(integer(self.n_keep, "n_keep", 0), self.n_ctx - 4))
         object.__setattr__(self, "n_discard", integer(self.n_discard, "n_discard", 0))
 

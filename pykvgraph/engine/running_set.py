@@ -44,7 +44,7 @@ class RunningSet:
             RequestSequence, None
         ] = {}  # with their own rows in cells, and no sequence; the oldest first
         self.n_preempted = 0
-        self._ctx = ctx
+        self.context = ctx
 
     def of(self, request: SampleOwner) -> list[RequestSequence]:
         """Its samples that run, wait or are parked."""
@@ -212,7 +212,7 @@ class RunningSet:
         try:
             self.kv.update()
         except KVGraphError as error:
-            self._ctx.reset()
+            self.context.reset()
             self.index = self.index.renewed()
             for sequence in [*self.kept]:
                 self.fail(sequence, error)
@@ -239,7 +239,7 @@ class RunningSet:
         n = min(sequence.n_decoded, len(sequence.ids) - 1)
         n_cells = n + sum(each.own.n for each in self.kept if each.own)
         n_bytes = n_cells * sum(group.cell_bytes for group in self.kv.groups)
-        most = int(_ROWS_SHARE * host_free_bytes(self._ctx.model.weight_bytes))
+        most = int(_ROWS_SHARE * host_free_bytes(self.context.model.weight_bytes))
         if n_bytes > most:
             raise DeviceError(
                 f"texts that have shifted and don't run would have {n_bytes} bytes of rows, and the host has "

@@ -247,7 +247,12 @@ class Service:
             return []
         n_front = int(self.vocabulary.adds_bos)
         return [
-            Window(self.n_ctx, (len(prompt) if n_keep < 0 else n_keep) + n_front, n_discard)
+            Window(
+                self.n_ctx,
+                (len(prompt) if n_keep < 0 else n_keep) + n_front,
+                n_discard,
+                self.settings.forget or None,
+            )
             for prompt in prompts
         ]
 

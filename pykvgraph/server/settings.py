@@ -8,6 +8,7 @@ from typing import Any
 
 REASONING_FORMATS = ("auto", "none", "deepseek", "deepseek-legacy")
 CACHE_EDITS = ("off", "exact", "approximate")
+FORGETFUL = ("window", "keydiff")  # policies that Window.forget takes
 POOLING_NAMES = ("none", "mean", "cls", "last", "rank")  # in llama.cpp's order, by which files name them
 
 
@@ -27,7 +28,8 @@ class Settings:
     what is said when they are more. parses_replies: False: thoughts and calls stay in the content. prefills:
     whether a last message of the assistant begins the answer. spm_infill: the suffix stands first in /infill.
     slot_save_path: the folder of saved slots; "": none are saved. context_shift: an answer that fills
-    n_ctx_slot goes on, where the model allows it. n_keep: first tokens that it keeps then; -1: the prompt.
+    n_ctx_slot goes on, where the model allows it. forget: by which policy such an answer forgets tokens, in
+    place of the oldest (Window.forget); "": none. n_keep: first tokens that it keeps then; -1: the prompt.
     spec_type: as --spec-type has it.
     run_token: what each request must bring, of a worker; "": nothing. first_slot: the number of its first
     slot.
@@ -54,6 +56,7 @@ class Settings:
     cache_prompt: bool = True
     cache_edit: str = "exact"
     context_shift: bool = False
+    forget: str = ""
     n_keep: int = 0
     spec_type: str = "none"
     embeddings: bool = False

@@ -55,6 +55,26 @@ def test_the_tokens_are_llama_servers(shifting: httpx.Client) -> None:
                 assert mine["truncated"]
 
 
+def test_other_tokens_are_forgotten() -> None:
+    """By a policy: what is said then is something else than behind a context shift, and as long."""
+    settings: dict[str, Any] = {"n_slots": 1, "n_ctx_slot": 128, "context_shift": True}
+    said = []
+    for forget in ("", "window", "keydiff"):
+        with (
+            served(load, **settings, forget=forget) as (url, _),
+            httpx.Client(base_url=url, timeout=60) as client,
+        ):
+            told = say(client, n_predict=160)
+            assert (told["tokens_predicted"], told["truncated"], told["tokens_cached"] < 128) == (
+                160,
+                True,
+                True,
+            )
+            said.append(told["tokens"])
+    assert len({tuple(tokens) for tokens in said}) == 3
+    assert len({tuple(tokens[:60]) for tokens in said}) == 1
+
+
 def test_without_it_the_answer_ends(client: httpx.Client) -> None:
     told = say(client, n_predict=2000)
     assert (told["tokens_evaluated"] + told["tokens_predicted"], told["truncated"]) == (512, True)

@@ -1,0 +1,106 @@
+"""Texts that forget in their windows: as one alone does, and without harm to whoever shares their prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import where
+from support.architectures import ArchSpec
+from support.engines import ids_of
+from support.naive_scores import keydiff, lowest
+from support.soak import F32, are_likeliest
+
+import pykvgraph as kvg
+
+LLAMA = ArchSpec("llama", 2, 32, 2, 1, 16, 32)
+N_CTX = 120
+
+
+@pytest.fixture(scope="module")
+def model(architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
+    with kvg.Model(architecture(LLAMA), device=where.device) as model:
+        yield model
+
+
+def follows_alone(model: kvg.Model, prompt: list[int], said: list[int], policy: str, n_keep: int) -> int:
+    """How often it forgets, by hand; each token must be the likeliest, up to rounding."""
+    n_times = 0
+    with kvg.Context(model, n_ctx=2 * N_CTX, **F32) as ctx:
+        batch = kvg.Batch()
+        batch.extend(prompt, 0)
+        ctx.decode(batch)
+        for token in said:
+            logits = ctx.logits()[-1]
+            assert logits.max() - logits[token] <= 1e-3 * np.ptp(logits)
+            n = ctx.kv.seq_pos_max(0) + 1
+            if n + 1 >= N_CTX:
+                scores = keydiff(ctx) if policy == "keydiff" else list(range(n))
+                n_sinks = max(n_keep, 4)
+                gone = lowest(scores, -(-(n - n_sinks - 64) // 2), n_sinks)
+                for p in reversed(gone):
+                    ctx.kv.seq_rm(0, p, p + 1)
+                    ctx.kv.seq_add(0, p + 1, -1, -1)
+                n -= len(gone)
+                n_times += 1
+            batch.clear()
+            batch.extend([token], n)
+            ctx.decode(batch)
+    return n_times
+
+
+@pytest.mark.parametrize(("policy", "n_keep"), [("window", 0), ("keydiff", 0), ("keydiff", 20)])
+def test_it_says_what_one_alone_says(model: kvg.Model, policy: str, n_keep: int) -> None:
+    prompt = ids_of(model, 60, n_keep)
+    window = kvg.Window(N_CTX, n_keep, forget=policy)
+    with kvg.Engine(model, n_ctx=400, n_seq_max=3, **F32) as engine:
+        others = [engine.submit(ids_of(model, 30, i), kvg.SamplingParams(max_tokens=100)) for i in range(2)]
+        done = engine.submit(prompt, kvg.SamplingParams(max_tokens=120), window=window).result()
+        assert follows_alone(model, prompt, list(done.tokens), policy, n_keep) > 1
+        assert 0 < 59 + len(done.tokens) - done.n_discarded < N_CTX
+        for i, other in enumerate(others):
+            assert are_likeliest(model, ids_of(model, 30, i), other.result().tokens)
+
+
+def test_who_shares_the_prompt_is_not_touched(model: kvg.Model) -> None:
+    """Cells that the index of prefixes has, too, are forgotten by this text alone; and nobody gets its."""
+    prompt = ids_of(model, 70, 1)
+    with kvg.Engine(model, n_ctx=500, n_seq_max=3, **F32) as engine:
+        window = kvg.Window(N_CTX, forget="keydiff")
+        forgetful = engine.submit(prompt, kvg.SamplingParams(max_tokens=100), window=window)
+        plain = engine.submit(prompt, kvg.SamplingParams(max_tokens=20))
+        said = list(forgetful.result().tokens)
+        assert follows_alone(model, prompt, said, "keydiff", 0) > 0
+        assert are_likeliest(model, prompt, plain.result().tokens)
+        later = engine.submit([*prompt, *said], kvg.SamplingParams(max_tokens=10)).result()
+        assert 69 <= later.n_cached < N_CTX
+        assert are_likeliest(model, [*prompt, *said], later.tokens)
+
+
+def test_a_window_that_is_kept_whole(model: kvg.Model) -> None:
+    """Where nothing may be forgotten, tokens are discarded as without a policy."""
+    prompt = ids_of(model, 60, 3)
+    with kvg.Engine(model, n_ctx=200, n_seq_max=1, **F32) as engine:
+        params = kvg.SamplingParams(max_tokens=90)
+        told = [
+            engine.submit(prompt, params, window=kvg.Window(N_CTX, 1000, forget=policy)).result()
+            for policy in (None, "keydiff")
+        ]
+    assert told[0].tokens == told[1].tokens
+    assert told[0].n_discarded == told[1].n_discarded > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((71, 0, 0, "window"), "n_ctx"),
+        ((100, 0, 0, "lru"), "policy must be"),
+        ((100, 0, 0, "snapkv"), "once more"),
+    ],
+)
+def test_what_is_no_window(arguments: tuple[Any, ...], said: str) -> None:
+    with pytest.raises(kvg.InvalidArgumentError, match=said):
+        kvg.Window(*arguments)
