@@ -13,16 +13,28 @@ from pykvgraph.kv_cache.hold import Hold
 from pykvgraph.types import SeqCount
 
 
-def key_of(token: int, read: Iterable[int]) -> int:
-    """What a token's K and V are a function of: the token, and the K and V of those before it."""
-    return hash((token, *read))
+class Reader:
+    """Reads a text from its beginning on: a token's K and V are a function of it and of those before it."""
+
+    def __init__(self) -> None:
+        self._read = 0
+        self.n = 0
+
+    def key_of(self, token: int) -> int:
+        """What stands for K and V of a token that comes next."""
+        return hash((token, self._read))
+
+    def add(self, key: int) -> None:
+        """It comes next, with these."""
+        self._read, self.n = hash((self._read, key)), self.n + 1
 
 
 def exact_keys(ids: Sequence[int]) -> list[int]:
     """Of a text that is decoded from its beginning on."""
-    keys: list[int] = []
+    reader, keys = Reader(), list[int]()
     for token in ids:
-        keys.append(key_of(token, keys))
+        keys.append(reader.key_of(token))
+        reader.add(keys[-1])
     return keys
 
 
@@ -69,13 +81,19 @@ class NaiveCache:
 
     def decode(self, seq: int, ids: Sequence[int], places: Iterable[int]) -> None:
         """These tokens of a text, in rising order, each in place of what stands there."""
+        text, reader = {cell.pos: cell for cell in self.text(seq)}, Reader()
+        replaced = []
         for place in places:
-            text = self.text(seq)
-            read = [cell.key for cell in text if cell.pos < place]
-            assert len(read) == place, "a token is decoded before others that it is to see"
-            self._leave([cell for cell in text if cell.pos == place], seq)
+            while reader.n < place:
+                assert reader.n in text, "a token is decoded before others that it is to see"
+                reader.add(text[reader.n].key)
             assert self.n_free, "there is no cell for a token"
-            self.cells_used.append(NaiveCell(place, key_of(ids[place], read), self.who, {seq}))
+            key = reader.key_of(ids[place])
+            self.cells_used.append(NaiveCell(place, key, self.who, {seq}))
+            reader.add(key)
+            if place in text:
+                replaced.append(text[place])
+        self._leave(replaced, seq)
 
     def update(self) -> None: ...
 
