@@ -443,7 +443,7 @@ def test_a_missing_model_is_one_line(name: str) -> None:
     assert re.fullmatch(rf"{name}: .*(No such file|no model file).*nobody\.gguf'?\n", result.stderr)
 
 
-@pytest.mark.parametrize("name", ["agents.py", "batch.py"])
+@pytest.mark.parametrize("name", ["agent.py", "agents.py", "batch.py"])
 def test_a_missing_text_is_one_line(stories: Path, name: str) -> None:
     result = run(name, "-m", stories, "-f", "nobody.txt")
     assert result.returncode == 1
@@ -465,6 +465,24 @@ def test_batch_answers_a_file_in_its_order(stories: Path, tmp_path: Path) -> Non
         r"5 answers in \d+ steps; (\d+) of (\d+) prompt tokens were in the cache\n", result.stderr
     )
     assert told is not None and (int(told[1]), int(told[2])) == (n_cached, n_tokens)
+
+
+def test_an_agent_decodes_less_when_its_text_is_edited(stories: Path) -> None:
+    """Both ways the prompts are as long; behind each note 32 tokens are decoded, and no result again."""
+    result = run(
+        "agent.py", "-m", stories, "--turns", "6", "--part", "120", "--keep", "2", "--max-tokens", "4"
+    )
+    assert result.returncode == 0, result.stderr
+    exact, edited = (
+        list(map(int, found))
+        for found in re.findall(
+            r"of (\d+) prompt tokens.*, (\d+) edited\n +(\d+) tokens decoded", result.stdout
+        )
+    )
+    assert exact[0] == edited[0]
+    assert exact[1] == 0 < edited[1]
+    # six results are decoded once; exactly, one of two that stay is decoded again in each of four turns
+    assert edited[2] < 6 * 120 + 4 * 60 + 300 < exact[2]
 
 
 def test_agents_share_their_context(stories: Path) -> None:
