@@ -141,6 +141,18 @@ ARCHITECTURES = {
         "kimi-linear", 2, 32, 2, 1, 24, 32, n_expert=4, n_ff_shared=32, state_heads=2, rank=16, n_behind=8
     ),
     "mamba2": ArchSpec("mamba2", 2, 32, 2, 1, 16, 32, state_heads=2),
+    "nemotron_h_moe": ArchSpec(
+        "nemotron_h_moe", 3, 32, 2, 1, 16, 32, n_expert=4, n_ff_shared=16, state_heads=2, n_latent=16
+    ),
+    "qwen3vl": ArchSpec("qwen3vl", 2, 32, 2, 1, 16, 32, sections=(3, 3, 2, 0)),
+    "granite_swa": ArchSpec("granite_swa", 2, 32, 2, 1, 16, 32, n_expert=4, n_ff_shared=16, window=8),
+    "cohere2moe": ArchSpec("cohere2moe", 3, 32, 2, 1, 16, 32, n_expert=4, n_ff_shared=32, window=8),
+    "laguna": ArchSpec("laguna", 3, 32, 2, 1, 16, 32, n_expert=4, n_ff_shared=16, window=8, scaling="yarn"),
+    "minicpm3": ArchSpec("minicpm3", 2, 32, 2, 2, 32, 32, rank=16, q_rank=16, scaling="longrope"),
+    "deci": ArchSpec("deci", 3, 32, 2, 1, 16, 32),
+    "mpt": ArchSpec("mpt", 2, 32, 2, 2, 16, 32, fused=True, biases=True),
+    "olmo": ArchSpec("olmo", 2, 32, 2, 1, 16, 32),
+    "grok": ArchSpec("grok", 2, 32, 2, 1, 16, 32, n_expert=4, n_ff_shared=16),
 }
 
 

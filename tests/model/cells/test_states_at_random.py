@@ -39,7 +39,7 @@ SILENT = [
     ArchSpec("mamba2", n_layer=2, state_heads=8),
 ]
 
-FILES = LOUD + SILENT
+FILES = LOUD + SILENT + [ArchSpec("nemotron_h_moe", n_layer=3, state_heads=8, n_expert=2, n_ff_shared=48)]
 N_STEPS = 400 if THOROUGH else 200
 
 

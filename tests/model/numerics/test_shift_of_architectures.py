@@ -50,6 +50,8 @@ KINDS = [
     # what is rotated lies behind a latent
     ArchSpec("deepseek2", 1, 64, 4, 1, 64, n_expert=4, n_ff_shared=96, rank=96, n_behind=32, q_rank=40),
     replace(MISTRAL4, scaling="yarn", yarn_gain=0.0707, temperature=0.5),
+    # or at the end of each head
+    ArchSpec("minicpm3", n_head_kv=4, rank=48, q_rank=40, scaling="longrope"),
     ArchSpec("hunyuan-dense"),
     ArchSpec("gemma4", window=256, period=1, n_layer=4, n_shared=2),  # no layer has a window
 ]
