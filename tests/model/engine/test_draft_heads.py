@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 from support import where
 from support.architectures import ArchSpec
@@ -21,6 +24,8 @@ SPECS = [
     ArchSpec("glm4moe", n_rot=16, n_expert=8, n_ff_shared=96, biases=True, draft_head=True),
     ArchSpec("deepseek2", n_head_kv=1, rank=32, q_rank=48, n_expert=8, n_ff_shared=96, draft_head=True),
 ]
+# what a layer adds
+ADDED = ("ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight")
 CHOICES: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 0.8, "seed": 5},
@@ -97,3 +102,49 @@ def test_what_has_no_head_is_refused(architecture: Callable[[ArchSpec], Path]) -
             kvg.Engine(model, n_ctx=256, draft="mtp")
         with pytest.raises(kvg.InvalidArgumentError, match='"ngram", "mtp", a'):
             kvg.Engine(model, n_ctx=256, draft="mpt")  # type: ignore[arg-type]
+
+
+def crafted(source: Path, path: Path, noise: float) -> Path:
+    """The file's model without what its layers add: each token decides the next one, and the head knows it.
+
+    noise: of the hidden state, which misleads the head at times.
+    """
+    shutil.copyfile(source, path)
+    rng = np.random.default_rng(8)
+    for tensor in gguf.GGUFReader(path, "r+").tensors:
+        if tensor.name.endswith(("attn_output.weight", *ADDED)):
+            tensor.data[:] = 0
+        elif tensor.name.endswith("nextn.eh_proj.weight"):
+            n = len(tensor.data)
+            tensor.data[:] = np.hstack([np.eye(n), noise * rng.standard_normal((n, n))])
+        elif tensor.name.endswith(("output_norm.weight", "nextn.enorm.weight")):
+            tensor.data[:] = 1
+    return path
+
+
+@pytest.mark.parametrize(("noise", "least", "most"), [(0.0, 1.0, 1.0), (0.02, 0.5, 0.95)])
+def test_a_head_that_knows_the_model_saves_steps(
+    architecture: Callable[[ArchSpec], Path],
+    tmp_path: Path,
+    eager: None,
+    noise: float,
+    least: float,
+    most: float,
+) -> None:
+    """Of drafts of four tokens a share holds; without noise all, and a step says five tokens."""
+    path = crafted(architecture(SPECS[1]), tmp_path / "crafted.gguf", noise)
+    greedy, found, stats = kvg.SamplingParams(max_tokens=61, temperature=0.0), {}, {}
+    for heads in (False, True):
+        with (
+            kvg.Model(path, device=where.device, draft_heads=heads) as model,
+            kvg.Engine(model, n_ctx=512, n_seq_max=1, background=False, **F32) as engine,
+        ):
+            prompts = [random_ids(5, N_VOCAB, seed) for seed in range(4)]
+            found[heads] = [engine.submit(prompt, greedy).result().tokens for prompt in prompts]
+            stats[heads] = engine.stats()
+    assert found[True] == found[False]
+    rate = stats[True].accepted / stats[True].drafted
+    assert least <= rate <= most
+    n_without = stats[False].steps
+    assert n_without == 4 * 61
+    assert stats[True].steps == 4 * 13 if noise == 0.0 else stats[True].steps < 0.6 * n_without

@@ -14,10 +14,12 @@ from support import where
 from support.architectures import ArchSpec
 from support.draft_referee import draft_referee
 from support.engines import open_context, random_ids
+from support.faults import fault
 from support.judge import FLOOR, nmse
 from support.kept_graphs import grow_graphs
 from support.models import N_VOCAB, WeightType
 from support.planned import beside, decode_apart
+from support.streams import connect, travel
 
 import pykvgraph as kvg
 from pykvgraph._native.ffi import KvgOutput
@@ -220,3 +222,33 @@ def test_bad_requests_change_nothing(any_path: Path) -> None:
             ctx.draft([(0, 5, 2)])
         assert len(ctx.draft([(0, 5, 1)])[0]) == 1
         assert ctx.kv.seq_pos_max(0) == 30
+
+
+def test_another_process_gets_the_heads_cells(any_path: Path) -> None:
+    text = random_ids(40, N_VOCAB, 6)
+    with (
+        load(any_path) as model,
+        open_context(model, n_ctx=64, n_seq_max=2) as source,
+        open_context(model, n_ctx=64, n_seq_max=2) as target,
+    ):
+        decode(source, text, 0)
+        decode(target, text[:9], 0)
+        travel(source, 0, target, 1, connect(model.n_layer, 1, 2))
+        layer = model.n_layer - 1
+        cells = np.flatnonzero(target.kv.cells(0).seq[:, 1])
+        assert len(cells) == len(text)
+        for read in (kvg.KVCache.read_k, kvg.KVCache.read_v):
+            theirs, ours = read(target.kv, layer)[cells], read(source.kv, layer)[: len(text)]
+            assert sorted(map(bytes, theirs)) == sorted(map(bytes, ours))
+
+
+@pytest.mark.parametrize("site", ["build", "alloc", "compute"])
+def test_a_draft_that_fails_changes_nothing(architecture: Architecture, site: str) -> None:
+    text = random_ids(20, N_VOCAB, 7)
+    with load(architecture(SPECS[4])) as model, open_context(model, n_ctx=64) as ctx:
+        decode(ctx, text, 0)
+        with fault(site, 1), pytest.raises(kvg.DeviceError):
+            ctx.draft([(0, 5, 3)])
+        assert ctx.kv.n_free == 64 - len(text)
+        assert ctx.kv.seq_pos_max(0) == len(text) - 1
+        assert len(ctx.draft([(0, 5, 3)])[0]) == 3
