@@ -6,6 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Literal
 
 from pykvgraph.chat.saved import Saved, pack, unpack
 from pykvgraph.chat.turn_format import turn_format
@@ -77,7 +78,7 @@ class Conversation(NotCopied):
         self_extend: int = 1,
         on_discard: Callable[[Discard], None] | None = None,
         on_extend: Callable[[int], None] | None = None,
-        draft: Context | None = None,
+        draft: Context | Literal["mtp"] | None = None,
         draft_max: int = 16,
         forget: str | None = None,
         on_forget: Callable[[ForgetReport], None] | None = None,

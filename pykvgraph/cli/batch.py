@@ -18,7 +18,7 @@ from pykvgraph.checks import integers, shown
 from pykvgraph.cli.adapters import Adapters, adapter_options
 from pykvgraph.cli.answer_file import AnswerFile
 from pykvgraph.cli.compare import Answered, differences, longest, report, show
-from pykvgraph.cli.draft import draft_options, spec_type_of, spec_type_option
+from pykvgraph.cli.draft import OF_ENGINE, draft_options, spec_type_of, spec_type_option
 from pykvgraph.cli.progress import progress_on_terminal
 from pykvgraph.cli.question import Arrivals, Line, parse, question_of
 from pykvgraph.cli.show import print_json
@@ -90,7 +90,7 @@ N_AT_A_TIME = 128  # requests that the engine has, at most; those that wait may 
 @threads_option()
 @where_options
 @adapter_options
-@spec_type_option
+@spec_type_option(OF_ENGINE)
 @draft_options
 @option(
     "--compare",

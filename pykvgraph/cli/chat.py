@@ -107,7 +107,7 @@ def chat(
 
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     with (
-        kvg.Model(model or embedded_model("dialogue"), **run.where.model()) as loaded,
+        kvg.Model(model or embedded_model("dialogue"), **run.of_model()) as loaded,
         run.contexts(loaded, self_extend, checkpoint_cells=checkpoint_cells(loaded)) as (context, drafts),
     ):
         conversation = Conversation(

@@ -16,13 +16,19 @@ Command = Callable[..., None]
 # of llama-server's those that there are here
 SPEC_TYPES = ("none", "draft-simple", "draft-mtp", "ngram-simple")
 
-spec_type_option = option(
-    "--spec-type",
-    metavar="TYPE",
-    show_default="draft-simple with -md, draft-mtp where the model's file has a draft head, else none",
-    help="Drafts: ngram-simple: what followed the last tokens where they came before; draft-simple: what the "
-    "model of -md proposes; draft-mtp: what the model's own draft head does; none.",
-)
+
+def spec_type_option(unless_given: str) -> Callable[[Command], Command]:
+    """--spec-type; unless_given: what --help says of leaving it out."""
+    return option(
+        "--spec-type",
+        metavar="TYPE",
+        show_default=unless_given,
+        help="Drafts: ngram-simple: what followed the last tokens where they came before; draft-simple: what "
+        "the model of -md proposes; draft-mtp: what the model's own draft head does; none.",
+    )
+
+
+OF_ENGINE = "draft-simple with -md, draft-mtp where the model's file has a draft head, else none"
 
 _OPTIONS = (
     option(

@@ -68,7 +68,7 @@ def generate(
 
     shifts: list[ShiftReport] = []
     with (
-        kvg.Model(model, **run.where.model()) as loaded,
+        kvg.Model(model, **run.of_model()) as loaded,
         run.contexts(loaded) as (context, drafts),
     ):
         started, first = time.perf_counter(), 0.0

@@ -13,7 +13,7 @@ import click
 
 from pykvgraph.checks import INT32_MAX
 from pykvgraph.cli.adapters import Adapters, adapter_options
-from pykvgraph.cli.draft import draft_options
+from pykvgraph.cli.draft import draft_options, spec_type_of, spec_type_option
 from pykvgraph.cli.log_options import log_options
 from pykvgraph.cli.n_ctx import sized
 from pykvgraph.cli.rope import rope_options
@@ -49,7 +49,8 @@ _OF_CONTEXT = (*_SIZES, "type_k", "type_v", "swa_full", "flash_attn", "defrag_th
 class RunOptions:
     """What was asked for. context: Context's arguments; n_ctx may be None. sampling: SamplingParams's.
 
-    margin: per cent of the free memory, for others. model_draft: a file; None: there is no draft model.
+    margin: per cent of the free memory, for others. spec_type: one of SPEC_TYPES. model_draft: a file; None:
+    there is no draft model.
     """
 
     where: Where
@@ -57,8 +58,13 @@ class RunOptions:
     context: dict[str, Any]
     sampling: dict[str, Any]
     margin: int
+    spec_type: str
     model_draft: str | None
     draft_max: int
+
+    def of_model(self) -> dict[str, Any]:
+        """As Model takes it; servers are connected first."""
+        return {**self.where.model(), "draft_heads": self.spec_type == "draft-mtp"}
 
     def context_for(
         self,
@@ -106,7 +112,8 @@ class RunOptions:
                 second, arguments = None, self.context_for(model, n_grp, **others)
             context = opened.enter_context(kvg.Context(model, **arguments))
             if second is None:
-                yield context, {}
+                of_head = {"draft": "mtp", "draft_max": self.draft_max}
+                yield context, of_head if self.spec_type == "draft-mtp" else {}
                 return
             draft = opened.enter_context(kvg.Context(second, n_ctx=context.n_ctx, **self._of_draft()))
             yield context, {"draft": draft, "draft_max": self.draft_max}
@@ -152,7 +159,8 @@ def run_options(
     def add(command: Command) -> Command:
         @functools.wraps(command)
         def run(*, where: Where, adapters: Adapters, seed: int | None, margin: int, **others: Any) -> None:
-            drafts = {name: others.pop(name) for name in ("model_draft", "draft_max")}
+            drafts = {name: others.pop(name) for name in ("spec_type", "model_draft", "draft_max")}
+            drafts["spec_type"] = _spec_type(drafts["spec_type"], drafts["model_draft"])
             context = {name: others.pop(name) for name in _OF_CONTEXT}
             names = SamplingParams.__dataclass_fields__
             sampling = {name: others.pop(name) for name in tuple(others) if name in names}
@@ -165,6 +173,14 @@ def run_options(
         return wrapped
 
     return add
+
+
+def _spec_type(wanted: str | None, model_draft: str | None) -> str:
+    """Without --spec-type and -md there are no drafts: not every model can have them here."""
+    found = spec_type_of(wanted or ("draft-simple" if model_draft else "none"), model_draft, "", {})
+    if found == "ngram-simple":
+        raise click.UsageError("--spec-type ngram-simple: serve and batch have such drafts")
+    return found
 
 
 def _options(temperature: float, max_tokens: int) -> list[Callable[[Command], Command]]:
@@ -200,6 +216,7 @@ def _options(temperature: float, max_tokens: int) -> list[Callable[[Command], Co
         where_options,
         rope_options,
         adapter_options,
+        spec_type_option("draft-simple with -md, else none"),
         draft_options,
         log_options,
         option(

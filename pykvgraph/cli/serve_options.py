@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from pykvgraph.cli.adapters import adapter_options
-from pykvgraph.cli.draft import draft_options, spec_type_option
+from pykvgraph.cli.draft import OF_ENGINE, draft_options, spec_type_option
 from pykvgraph.cli.llama_verb import LlamaVerb
 from pykvgraph.cli.log_options import log_options
 from pykvgraph.cli.prompt import escape_option
@@ -134,7 +134,7 @@ _OF_ENGINE: list[Adder] = [
         is_flag=True,
         help="Scales of all adapters are 0, until POST /lora-adapters or a request says something else.",
     ),
-    spec_type_option,
+    spec_type_option(OF_ENGINE),
     draft_options,
 ]
 _OF_WIRE: list[Adder] = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -62,7 +62,7 @@ def generate(
     json_schema: str | Mapping[str, Any] | None = SamplingParams.json_schema,
     thoughts: ThoughtLimit | None = SamplingParams.thoughts,
     on_full: ContextShift | Forget | None = None,
-    draft: Context | None = None,
+    draft: Context | Literal["mtp"] | None = None,
     draft_max: int = 16,
 ) -> Iterator[Piece]:
     """Decodes a prompt and continues it; an iterator with one Piece for each sampled token.
@@ -94,6 +94,7 @@ def generate(
 
     draft: a context of a smaller model with the same vocabulary, whose sequence 0 is used: what it proposes,
     up to draft_max tokens, is decoded beside the next token, and what is said stays the same (Lookahead).
+    "mtp": the model's own draft head does, of a model that was loaded with draft_heads=True.
     Between two pieces the cache may have cells of tokens that are not said yet; behind the last one it has
     none. It knows of the text what this call decodes. For one prompt.
 

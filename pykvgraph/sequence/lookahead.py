@@ -1,11 +1,12 @@
-"""Tokens that a draft model proposes are decoded beside the last one, for when they are said."""
+"""Tokens that a draft model or head proposes are decoded beside the last one, for when they are said."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Literal
 
-from pykvgraph.checks import Integers, instance, integer
+from pykvgraph.checks import Integers, instance, integer, shown
 from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError, NotCopied, UnsupportedError
@@ -20,26 +21,31 @@ _LONGEST_PAUSE = 32  # tokens without a draft, where none of the last ones' toke
 class Lookahead(NotCopied):
     """The outputs of one text's tokens, some of them known before these tokens are said.
 
-    draft: a context of a smaller model with the same vocabulary, whose sequence 0 this object has. draft_max:
-    tokens of a draft at most. What is said stays the same: only outputs of tokens that were really said are
-    handed out, and the cells of all others are removed. Drafts that hold get longer, others shorter, and
-    where none of their tokens hold there are pauses. Where the draft model fails, or has no room, there are
-    no drafts.
+    draft: a context of a smaller model with the same vocabulary, whose sequence 0 this object has; "mtp": the
+    draft head of the context's own model. draft_max: tokens of a draft at most. What is said stays the same:
+    only outputs of tokens that were really said are handed out, and the cells of all others are removed.
+    Drafts that hold get longer, others shorter, and where none of their tokens hold there are pauses. Where
+    the draft model fails, or has no room, there are no drafts.
 
     n_drafted: tokens that were decoded because they might follow; n_accepted: how many of these did.
 
-    Raises InvalidArgumentError for a model of another vocabulary, and UnsupportedError where either cache
-    can't go back by a few tokens: with windows, unless swa_full, and with recurrent layers.
+    Raises InvalidArgumentError for a model of another vocabulary, and UnsupportedError for "mtp" and a model
+    without a draft head, and where either cache can't go back by a few tokens: with windows, unless swa_full,
+    and with recurrent layers.
     """
 
-    def __init__(self, ctx: Context, seq: int, draft: Context, draft_max: int) -> None:
-        instance(draft, Context, "draft")
-        require_same_tokens(ctx.model, draft.model)
-        for each in (ctx, draft):
-            _require_going_back(each)
+    def __init__(self, ctx: Context, seq: int, draft: Context | Literal["mtp"], draft_max: int) -> None:
+        _require_going_back(ctx)
         self._ctx = ctx
         self._seq = seq
-        self._draft = TokenSequence(draft)
+        self._draft: TokenSequence | None = None  # None: the model's own draft head
+        if isinstance(draft, str):
+            require_draft_head(draft, ctx.model)
+        else:
+            instance(draft, Context, "draft")
+            require_same_tokens(ctx.model, draft.model)
+            _require_going_back(draft)
+            self._draft = TokenSequence(draft)
         self._most = integer(draft_max, "draft_max", 1)
         self._ahead: deque[tuple[int, LastOutput]] = (
             deque()
@@ -102,12 +108,23 @@ class Lookahead(NotCopied):
         if most < 1:
             return []
         try:
+            if self._draft is None:
+                return self._ctx.draft([(self._seq, token, most)])[0]
             found = [self._draft.set([*text(), token]).last.best]
             while len(found) < most:
                 found.append(self._draft.append(found[-1], copy_logits=False).best)
         except (KVGraphError, MemoryError):
             return []
         return found
+
+
+def require_draft_head(draft: str, model: Model) -> None:
+    """Raises InvalidArgumentError for what isn't "mtp", and UnsupportedError for a model without a head."""
+    if draft != "mtp":
+        raise InvalidArgumentError(f'draft must be "mtp", or one that a model makes, got {shown(draft)}')
+    if not model.n_draft_heads:
+        how = "load it with Model(path, draft_heads=True)" if model.has_draft_head else "its file has none"
+        raise UnsupportedError(f'draft="mtp": the model was loaded without a draft head: {how}')
 
 
 def require_same_tokens(model: Model, draft: Model) -> None:

@@ -15,7 +15,7 @@ from pykvgraph.engine.speculation.gate import Gate
 from pykvgraph.engine.speculation.ngram import NgramDrafter
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.model.model import Model
-from pykvgraph.sequence.lookahead import require_same_tokens
+from pykvgraph.sequence.lookahead import require_draft_head, require_same_tokens
 
 DraftKind = Literal["ngram", "mtp", "model"]
 
@@ -61,9 +61,7 @@ def kind_of(draft: object, model: Model) -> DraftKind | None:
         raise InvalidArgumentError(
             f'draft must be "ngram", "mtp", a pykvgraph.Model or None, got {shown(draft)}'
         )
-    if not model.n_draft_heads:
-        how = "load it with Model(path, draft_heads=True)" if model.has_draft_head else "its file has none"
-        raise UnsupportedError(f'draft="mtp": the model was loaded without a draft head: {how}')
+    require_draft_head(draft, model)
     return "mtp"
 
 

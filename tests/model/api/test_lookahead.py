@@ -5,19 +5,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from click.testing import CliRunner
 from support import where
 from support.architectures import ArchSpec
+from support.crafted_heads import crafted
 from support.engines import open_context
 from support.recurrent import DELTA_NET
 from support.soak import F32
 
 import pykvgraph as kvg
 from pykvgraph.chat import Conversation
+from pykvgraph.cli import main
 from pykvgraph.sequence.lookahead import Lookahead
 
+HEAD = ArchSpec("glm4moe", n_rot=16, n_expert=8, n_ff_shared=96, draft_head=True)
 PROMPT = [1, *range(5, 25)]
 CHOICES: list[dict[str, Any]] = [
     {"max_tokens": 40},
@@ -46,12 +50,20 @@ def look(ctx: kvg.Context) -> tuple[Any, ...]:
     return sorted(view.pos[view.seq[:, 0]].tolist()), ctx.kv.pending_token(0)
 
 
-def said(model: kvg.Model, draft: kvg.Model | None, n_ctx: int, choice: dict[str, Any], **more: Any) -> Any:
+def said(
+    model: kvg.Model,
+    draft: kvg.Model | Literal["mtp"] | None,
+    n_ctx: int,
+    choice: dict[str, Any],
+    **more: Any,
+) -> Any:
     """What generate() says twice, the second time going on; and what the cache has then."""
     shift = kvg.ContextShift(n_keep=4)
     with open_context(model, n_ctx=n_ctx, n_batch=32, **F32) as ctx:
         if draft is None:
             return _twice(ctx, shift, choice, **more)
+        if isinstance(draft, str):
+            return _twice(ctx, shift, choice, draft=draft, **more)
         with open_context(draft, n_ctx=n_ctx, n_batch=32, **F32) as second:
             return _twice(ctx, shift, choice, draft=second, **more)
 
@@ -179,3 +191,42 @@ def test_a_draft_that_fails_is_none(small: kvg.Model, made: list[Lookahead]) -> 
         found = [p.token for p in kvg.generate(ctx, PROMPT, draft=draft, **CHOICES[0])]
     assert found == [token for token, _ in plain[0][:40]]
     assert made[-1].n_drafted == 0
+
+
+@pytest.mark.parametrize("n_ctx", [256, 48])
+@pytest.mark.parametrize(("noise", "least"), [(0.0, 25), (0.02, 8), (0.5, 0)])
+def test_drafts_by_the_models_own_head(
+    architecture: Callable[[ArchSpec], Path],
+    tmp_path: Path,
+    made: list[Lookahead],
+    n_ctx: int,
+    noise: float,
+    least: int,
+) -> None:
+    """The same is said, whether the head knows what comes next, most of it, or hardly anything."""
+    path = crafted(architecture(HEAD), tmp_path / "crafted.gguf", noise)
+    choice = CHOICES[0]
+    with (
+        kvg.Model(path, device=where.device) as plain,
+        kvg.Model(path, device=where.device, draft_heads=True) as model,
+    ):
+        assert said(model, "mtp", n_ctx, choice) == said(plain, None, n_ctx, choice)
+        with (
+            open_context(plain, n_ctx=64) as ctx,
+            pytest.raises(kvg.UnsupportedError, match="draft_heads=True"),
+        ):
+            kvg.generate(ctx, PROMPT, draft="mtp")
+    assert least <= made[0].n_accepted <= made[0].n_drafted
+
+
+def test_the_command_has_drafts_by_the_head(
+    architecture: Callable[[ArchSpec], Path], tmp_path: Path, made: list[Lookahead]
+) -> None:
+    path = crafted(architecture(HEAD), tmp_path / "crafted.gguf", 0.0)
+    arguments = ["generate", "-m", str(path), "-dev", "none", "-t", "1", "-p", "a", "-n", "20", "--temp", "0"]
+    plain = CliRunner().invoke(main, arguments)
+    drafted = CliRunner().invoke(main, [*arguments, "--spec-type", "draft-mtp"])
+    assert (drafted.exit_code, drafted.stdout) == (0, plain.stdout), drafted.output
+    assert len(made) == 1 and made[0].n_accepted > 10
+    refused = CliRunner().invoke(main, [*arguments, "--spec-type", "ngram-simple"])
+    assert refused.exit_code == 2 and "serve and batch" in refused.output

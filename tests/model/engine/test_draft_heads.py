@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import pytest
 from support import where
 from support.architectures import ArchSpec
+from support.crafted_heads import crafted
 from support.engines import random_ids
 from support.models import N_VOCAB
 from support.soak import F32
@@ -24,8 +22,6 @@ SPECS = [
     ArchSpec("glm4moe", n_rot=16, n_expert=8, n_ff_shared=96, biases=True, draft_head=True),
     ArchSpec("deepseek2", n_head_kv=1, rank=32, q_rank=48, n_expert=8, n_ff_shared=96, draft_head=True),
 ]
-# what a layer adds
-ADDED = ("ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight")
 CHOICES: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 0.8, "seed": 5},
@@ -102,24 +98,6 @@ def test_what_has_no_head_is_refused(architecture: Callable[[ArchSpec], Path]) -
             kvg.Engine(model, n_ctx=256, draft="mtp")
         with pytest.raises(kvg.InvalidArgumentError, match='"ngram", "mtp", a'):
             kvg.Engine(model, n_ctx=256, draft="mpt")  # type: ignore[arg-type]
-
-
-def crafted(source: Path, path: Path, noise: float) -> Path:
-    """The file's model without what its layers add: each token decides the next one, and the head knows it.
-
-    noise: of the hidden state, which misleads the head at times.
-    """
-    shutil.copyfile(source, path)
-    rng = np.random.default_rng(8)
-    for tensor in gguf.GGUFReader(path, "r+").tensors:
-        if tensor.name.endswith(("attn_output.weight", *ADDED)):
-            tensor.data[:] = 0
-        elif tensor.name.endswith("nextn.eh_proj.weight"):
-            n = len(tensor.data)
-            tensor.data[:] = np.hstack([np.eye(n), noise * rng.standard_normal((n, n))])
-        elif tensor.name.endswith(("output_norm.weight", "nextn.enorm.weight")):
-            tensor.data[:] = 1
-    return path
 
 
 @pytest.mark.parametrize(("noise", "least", "most"), [(0.0, 1.0, 1.0), (0.02, 0.5, 0.95)])

@@ -70,6 +70,7 @@ def decode(ctx: kvg.Context, ids: Sequence[int], pos: int, seq: int = 0, *, chun
         ctx.decode(batch)
 
 
+@pytest.mark.any_device
 def test_logits_are_libllamas(path: Path) -> None:
     text = random_ids(100, N_VOCAB)
     with load(path) as model, open_context(model, n_ctx=256, n_batch=64, n_ubatch=16) as ctx:

@@ -126,7 +126,8 @@ def test_llama_cpp_spellings(parsed: dict[str, Any]) -> None:
         *shlex.split("-ngl 3 -ts 3,1 -nkvo -kvt host --rpc localhost:50052 -ctk q8_0 -ctv f32 --swa-full"),
         *shlex.split("--override-kv llama.rope.freq_base=float:5e5,tokenizer.ggml.add_bos_token=bool:false"),
         *shlex.split(
-            "-dt 0.2 --margin 5 -hfd a/b --draft-max 8 --lora a.gguf,b.gguf --lora-scaled c.gguf:0.5"
+            "-dt 0.2 --margin 5 --spec-type draft-simple -hfd a/b --draft-max 8 --lora a.gguf,b.gguf "
+            "--lora-scaled c.gguf:0.5"
         ),
         *shlex.split("-e --temp 0.5 --top-k 9 --top-p 0.8 --min-p 0.1 --keep 4 --stop x --stop 'y z'"),
         *shlex.split("--typical 0.7 --repeat-penalty 1.1 --repeat-last-n 32 --presence-penalty 0.2"),
@@ -143,6 +144,7 @@ def test_llama_cpp_spellings(parsed: dict[str, Any]) -> None:
     )
     assert (result.exit_code, result.output) == (0, "")
     assert parsed == {
+        "spec_type": "draft-simple",
         "typical_p": 0.7,
         "repeat_penalty": 1.1,
         "penalty_last_n": 32,
