@@ -87,15 +87,7 @@ inline void multiply(const product_job & job, const weight_rows<W> & w, const ty
             sum[r][i] = _mm512_setzero_ps();
         }
     }
-    if constexpr (N == 1) { // waits for memory, which is fastest in its order
-        for (uint32_t i = 0; i < TALL; ++i) {
-            __m512 one[1][1] = {{sum[0][i]}};
-            add_products<W, 1, 1>(job.n_in, 0, w.at + i, x, one);
-            sum[0][i] = one[0][0];
-        }
-    } else {
-        add_products<W, N, TALL>(job.n_in, TALL * job.weight_stride, w.at, x, sum);
-    }
+    add_products<W, N, TALL>(job.n_in, TALL * job.weight_stride, w.at, x, sum);
     for (uint32_t r = 0; r < N; ++r) {
         const __m128 four = sums_of_lanes(sum[r]);
         std::memcpy(out + size_t{r} * job.n_out, &four, w.n * sizeof(float));
@@ -114,11 +106,44 @@ inline void multiply_few(uint32_t n, const product_job & job, const weight_rows<
     }
 }
 
+// One row of numbers with rows [first, last) of weights. It waits for memory, which a CPU fetches by itself where each page is read in its order.
+// A row's sums wait for each other, so that two are added to at a time, each in a half of the weights.
+template <class W> void run_one(const product_job & job, uint32_t first, uint32_t last) {
+    const uint32_t half = (last - first + 1) / 2;
+    const auto * x = reinterpret_cast<const typename W::number *>(job.rows);
+    for (uint32_t i = 0; i < half; i += 2) {
+        uint32_t rows[2][2];
+        __m512 sums[TALL];
+        for (uint32_t k = 0; k < 2; ++k) {
+            const typename W::weight * w[2];
+            for (uint32_t h = 0; h < 2; ++h) {
+                const uint32_t row = first + h * half + i + k;
+                rows[h][k] = row < last ? row : last - 1; // which is computed twice, then
+                w[h] = reinterpret_cast<const typename W::weight *>(job.weights + rows[h][k] * job.weight_stride);
+            }
+            __m512 two[1][2] = {{_mm512_setzero_ps(), _mm512_setzero_ps()}};
+            add_products<W, 1, 2>(job.n_in, 0, w, &x, two);
+            sums[k] = two[0][0];
+            sums[2 + k] = two[0][1];
+        }
+        alignas(16) float results[TALL];
+        _mm_store_ps(results, sums_of_lanes(sums));
+        for (uint32_t h = 0; h < 2; ++h) {
+            for (uint32_t k = 0; k < 2; ++k) {
+                job.out[rows[h][k]] = results[2 * h + k];
+            }
+        }
+    }
+}
+
 template <class W> void run(const product_job & job, uint32_t begin, uint32_t end) {
     const size_t of_row = job.n_in * sizeof(typename W::number);
     const auto cached = static_cast<uint32_t>(CACHED / of_row) / WIDE * WIDE;
     const uint32_t at_once = cached > WIDE ? cached : WIDE;
     const uint32_t last = job.n_out < end * PRODUCT_TILE ? job.n_out : end * PRODUCT_TILE;
+    if (job.n_rows == 1) {
+        return run_one<W>(job, begin * PRODUCT_TILE, last);
+    }
     for (uint32_t rows = 0; rows < job.n_rows; rows += at_once) {
         const uint32_t stop = job.n_rows - rows < at_once ? job.n_rows : rows + at_once;
         for (uint32_t out = begin * PRODUCT_TILE; out < last; out += TALL) {
