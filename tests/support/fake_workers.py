@@ -13,4 +13,4 @@ def starts(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
         "import json, os, sys, time; path = sys.stdin.readline().strip();"
         "order = json.loads(sys.stdin.readline())\n" + code
     )
-    monkeypatch.setattr(processes, "_START", code.replace("{", "{{").replace("}", "}}"))
+    monkeypatch.setattr(processes, "_START", code)
