@@ -105,7 +105,8 @@ class Edits:
             running_set.start_over_if_broken()
             return False
         sequence.edit(edit.salt, edit.n, edit.anew)
-        sequence.last = index.begin(edit.salt)
+        sequence.last = root = index.begin(edit.salt)
+        root.is_exact = False
         return True
 
     def n_exact(self, sequence: RequestSequence) -> int:

@@ -101,19 +101,20 @@ class Entry:
         """
         sequence.salt = sequence.exact_salt
         best = self._find_under(sequence, sequence.salt)
-        most = -1
-        for salt in self._edits.salts(sequence):
-            most = most if most >= 0 else self._n_to_have(sequence, sequence.salt, best, loads)
+        salts = [*self._edits.salts(sequence)]
+        plan = self._plan(sequence, best) if salts and loads else None
+        most = plan.n if plan else best.n
+        for salt in salts:
             found = self._find_under(sequence, salt)
-            n = self._n_to_have(sequence, salt, found, loads)
-            if n > most:
-                best, sequence.salt, most = found, salt, n
+            if found.n > most:
+                best, sequence.salt, most = found, salt, found.n
         return best
 
-    def _n_to_have(self, sequence: RequestSequence, salt: bytes, found: Found, loads: bool) -> int:
-        """How many of its tokens need not be decoded. found: what the cells have of it under the salt."""
-        plan = self._fetches.plan(sequence.ids, salt, found) if self._fetches and loads else None
-        return plan.n if plan else found.n
+    def _plan(self, sequence: RequestSequence, found: Found) -> Plan | None:
+        """What is worth loading, where the cells have that of it."""
+        if self._fetches is None or sequence.salt != sequence.exact_salt:  # tiers have exact tokens
+            return None
+        return self._fetches.plan(sequence.ids, sequence.salt, found)
 
     def _find_under(self, sequence: RequestSequence, salt: bytes) -> Found:
         ids = sequence.ids if self._running_set.shares else sequence.ids[:0]
@@ -124,7 +125,7 @@ class Entry:
         running = self._scheduler.running
         if not self._admission.fits(running, sequence, found.n):
             return False
-        plan = self._fetches.plan(sequence.ids, sequence.salt, found) if self._fetches else None
+        plan = self._plan(sequence, found)
         known = min(found.match.n, len(sequence.ids) - 1)
         self._scheduler.enter(sequence)
         edit = self._edits.best(sequence, plan.n if plan else found.n)

@@ -162,7 +162,7 @@ class PrefixIndex:
         self.pin(last)
         return last
 
-    def begin(self, salt: bytes) -> Node:
+    def begin(self, salt: bytes) -> Root:
         """Where a text under this salt begins that shares nothing yet, pinned."""
         root = self._roots.setdefault(salt, Root(salt))
         self.pin(root)
@@ -239,7 +239,7 @@ class PrefixIndex:
 
     def keep(self, ids: array[int], n: int, seq: int, salt: bytes = b"") -> None:
         """Keeps the text of a sequence, of which it has the first n tokens, for whoever comes back to it."""
-        last = self.begin(salt)
+        last: Node = self.begin(salt)
         try:
             last = self.extend(last, ids, n, seq, to_end=True)
             if self._n_points:

@@ -103,13 +103,14 @@ class Node:
 
 
 class Root(Node):
-    """Where texts under a salt begin; it has no tokens, and no hold."""
+    """Where texts under a salt begin; it has no tokens, and no hold. is_exact: whether their cells are."""
 
-    __slots__ = ("salt",)
+    __slots__ = ("is_exact", "salt")
 
     def __init__(self, salt: bytes) -> None:
         super().__init__(None, b"", None)
         self.salt = salt
+        self.is_exact = True
 
 
 class Point:

@@ -80,15 +80,20 @@ class Saver:
         of_point = self._window_bytes + self._geometry.state_bytes if has_point else 0
         return self._header_bytes + n_tokens * self._cell_bytes + of_point
 
-    def _name(self, node: Node, tokens: bytes, kind: bytes) -> Name:
+    def _name(self, node: Node, tokens: bytes, kind: bytes) -> Name | None:
+        """None: its cells are approximate, and stay with those who know of them."""
         parent = root = node.parent
         assert parent is not None and root is not None
         while root.parent is not None:
             root = root.parent
         assert isinstance(root, Root)
+        if not root.is_exact:
+            return None
         return Name(kind, parent.key(self.root_key(root.salt)), tokens, parent.end)
 
-    def _save(self, name: Name, node: Node, point: Point | None) -> None:
+    def _save(self, name: Name | None, node: Node, point: Point | None) -> None:
+        if name is None:
+            return
         hold, resume = node.hold, point.resume if point else None
         assert hold is not None
         n_bytes = self._n_bytes(len(name.span), has_point=resume is not None)

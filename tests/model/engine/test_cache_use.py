@@ -99,3 +99,24 @@ def test_from_tiers(small: kvg.Model, decoding_is_slow: None, tmp_path: Path, ti
     assert getattr(told.cache, tier) >= 160
     assert told.cache.edited == 0
     assert told.cache.miss is None
+
+
+def test_tiers_have_exact_tokens_alone(small: kvg.Model, decoding_is_slow: None) -> None:
+    """An edited text ends with its cells; its beginning, which is exact, comes back."""
+    old, tail = ids_of(small, 300, 1), ids_of(small, 40, 2)
+    new = [*old[:64], *old[104:], *tail]
+    with engine_of(small, n_ctx=768, tiers=kvg.Tiers("64M")) as engine:
+        ask(engine, old, session="a")
+        assert ask(engine, new, session="a", edit="approximate").cache.edited == 300 - 104 - 32
+        again = ask(engine, [*new, *tail], session="a", edit="approximate")
+        assert again.cache.edited == len(new) - 64 - 32
+        ask(engine, ids_of(small, 760, 3))
+        for edit in ("approximate", "exact"):
+            told = ask(engine, [*new, *ids_of(small, 30, 4)], session="a", edit=edit)
+            n = 64 if edit == "approximate" else len(new) + 29
+            assert told.n_cached == n
+            assert told.cache.edited == 0
+        assert told.cache.miss is None
+        stats = engine.stats().tiers
+    assert stats is not None
+    assert not any(stats.misses.values())

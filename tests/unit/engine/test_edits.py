@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import chance
 from support.naive_cache import NaiveCache, exact_keys
 
+import pykvgraph as kvg
 from pykvgraph.engine import edits
 from pykvgraph.engine.admission import Admission
 from pykvgraph.engine.entry import Entry
@@ -210,3 +212,50 @@ def test_a_cell_is_copied_only_where_others_have_it() -> None:
         host.step(text)
     check_text(host, text, new, [])
     host.leave(text)
+
+
+def read(host: Host, ids: list[int], session: str = "a") -> RequestSequence:
+    """A text that may be edited; it has left again."""
+    text = host.enter(ids, session, edits=True)
+    while text.n_todo:
+        host.step(text)
+    check_text(host, text, ids, exact_keys(ids))
+    host.leave(text)
+    return text
+
+
+def test_parts_that_can_not_move_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device fails amid the move: the text begins with what the index has, and nothing is lost."""
+    host = Host()
+    old = list(range(300))
+    new = [*old[:50], *old[90:180], *old[200:300], *range(400, 440)]
+    read(host, old)
+    seq_add, calls = host.kv.seq_add, []
+
+    def fails(*given: int) -> None:
+        calls.append(given)
+        if len(calls) == 2:
+            raise kvg.DeviceError("broken")
+        seq_add(*given)
+
+    monkeypatch.setattr(host.kv, "seq_add", fails)
+    assert read(host, new).use[:4] == (50, 0, 0, 0)
+    assert len(calls) == 2
+    assert read(host, old).use[:4] == (299, 0, 0, 0)
+
+
+def test_an_edit_for_which_others_need_the_cells() -> None:
+    """A text that runs may take half of the cells; the other half has room for the prompt, read as it is."""
+    host = Host()
+    old = list(range(200))
+    new = [*old[:20], *old[60:200], *range(300, 340)]
+    read(host, old)
+    running = host.enter(list(range(1000, 1000 + N_CELLS - 210)), "b", edits=False)
+    while running.n_todo:
+        host.step(running)
+    text = host.enter(new, "a", edits=True)
+    while text.n_todo:
+        host.step(text)
+    check_text(host, text, new, exact_keys(new))
+    host.leave(text)
+    host.leave(running)
