@@ -195,8 +195,10 @@ SHARED_COUNT = (
     *LATENTS,
 )
 SCALED_EXPERTS = ("nemotron_h_moe", "exaone-moe", "laguna", "hy_v3", *SHARED_COUNT)
-# their weights add up to 1, and the file says so
+# their weights add up to 1, and the file says so; libllama doesn't look there for deepseek
 NORMED_EXPERTS = (
+    "deepseek",
+    "bailingmoe",
     "glm4moe",
     "dots1",
     "nemotron_h_moe",

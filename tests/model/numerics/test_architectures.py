@@ -156,7 +156,7 @@ OLDER = [
 MIXTURES = [
     ArchSpec("deepseek", head_dim=16, n_expert=8, n_ff_shared=96, seed=1),
     ArchSpec("deepseek2-ocr", head_dim=16, n_head_kv=4, n_expert=8, n_ff_shared=96, seed=1),
-    ArchSpec("bailingmoe", n_expert=8, n_ff_shared=192),
+    ArchSpec("bailingmoe", n_expert=8, n_ff_shared=192, seed=3),
     ArchSpec("exaone-moe", 4, window=24, period=4, n_expert=8, n_ff_shared=48),
     ArchSpec("cohere2moe", 5, window=24, period=4, n_expert=8, n_ff_shared=96),
     ArchSpec("hy_v3", n_expert=8, n_ff_shared=48, seed=9),
