@@ -126,3 +126,24 @@ def test_a_head_that_knows_the_model_saves_steps(
     n_without = stats[False].steps
     assert n_without == 4 * 61
     assert stats[True].steps == 4 * 13 if noise == 0.0 else stats[True].steps < 0.6 * n_without
+
+
+DATA = Path(__file__).parents[2] / "data"
+TRAINED = DATA / "stories260K-mtp.gguf"
+
+
+def test_a_trained_head_guesses_most_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts of one token. The first text is what llama2.c has said with these weights."""
+    monkeypatch.setattr(gate.Gate, "n_drafted", lambda self, rate, most, each=0.0: min(most, 1))
+    prompts = ["", "The dog was", "Lily and Ben went to the", "One day, a big bear"]
+    greedy = kvg.SamplingParams(max_tokens=100, temperature=0.0)
+    with (
+        kvg.Model(TRAINED, device=where.device, draft_heads=True) as model,
+        kvg.Engine(model, n_ctx=512, n_seq_max=1, background=False, **F32) as engine,
+    ):
+        answers = [engine.submit(prompt, greedy).result() for prompt in prompts]
+        stats = engine.stats()
+    golden = (DATA / "stories260K.golden.txt").read_text()
+    assert len(answers[0].text) > 200 and golden.startswith(answers[0].text.lstrip())
+    assert stats.accepted >= 0.7 * stats.drafted
+    assert stats.steps < 0.62 * 400

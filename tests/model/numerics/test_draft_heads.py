@@ -72,7 +72,17 @@ def decode(ctx: kvg.Context, ids: Sequence[int], pos: int, seq: int = 0, *, chun
 
 @pytest.mark.any_device
 def test_logits_are_libllamas(path: Path) -> None:
-    text = random_ids(100, N_VOCAB)
+    compare(path, random_ids(100, N_VOCAB))
+
+
+def test_logits_of_a_trained_head_are_libllamas() -> None:
+    path = Path(__file__).parents[2] / "data" / "stories260K-mtp.gguf"
+    with kvg.Model(path, device=where.device) as model:
+        text = model.tokenizer.encode(path.with_name("stories260K.golden.txt").read_text()[:400])
+    compare(path, text)
+
+
+def compare(path: Path, text: Sequence[int]) -> None:
     with load(path) as model, open_context(model, n_ctx=256, n_batch=64, n_ubatch=16) as ctx:
         assert model.n_draft_heads == 1
         decode(ctx, text[:60], 0, chunk=40)  # over micro-batches and batches
