@@ -67,10 +67,12 @@ struct q4_0_weights {
     static constexpr form FORM = RAISED;
 
     static block_numbers numbers(const weight_rows & rows) { return nibbles<4>(rows, 2); }
-    static block_scales scales(const weight_rows & rows) {
-        return scales_alone(_mm512_mul_ps(rows.halves(0), _mm512_set1_ps(1.0f / 16)));
-    }
+    static block_scales scales(const weight_rows & rows) { return scales_alone(_mm512_mul_ps(rows.halves(0), factor())); }
+    static __m512i low(__m512i v) { return high(_mm512_slli_epi16(v, 4)); }
+    static __m512i high(__m512i v) { return _mm512_and_si512(v, bytes(0xf0)); }
+    static __m512 factor() { return _mm512_set1_ps(1.0f / 16); }
 };
+template <> constexpr bool OF_NIBBLES<q4_0_weights> = true;
 
 // Two F16, 32 numbers of 4 bits: scale * number + minimum
 struct q4_1_weights {
@@ -111,7 +113,11 @@ struct iq4_nl_weights {
 
     static block_numbers numbers(const weight_rows & rows) { return looked_up(four_bit_table(), nibbles<0>(rows, 2)); }
     static block_scales scales(const weight_rows & rows) { return scales_alone(rows.halves(0)); }
+    static __m512i low(__m512i v) { return _mm512_shuffle_epi8(four_bit_table(), _mm512_and_si512(v, bytes(0x0f))); }
+    static __m512i high(__m512i v) { return low(_mm512_srli_epi16(v, 4)); }
+    static __m512 factor() { return _mm512_set1_ps(1.0f); }
 };
+template <> constexpr bool OF_NIBBLES<iq4_nl_weights> = true;
 
 // Floats of 4 bits: a sign, two bits of exponent, one of mantissa. Bytes are 16 times the float.
 inline __m512i table_of_floats() {

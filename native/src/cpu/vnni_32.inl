@@ -6,6 +6,9 @@
 //   numbers(rows)      of a block of 16 rows: unsigned bytes
 //   scales(rows)       what it has beside them
 // With HALVES two blocks are packed together, and numbers(rows, i) and scales(rows, i) are of the first or the second.
+// If it is RAISED, an F16 and 16 bytes of 4 bits, OF_NIBBLES<W> may be true. It has then
+//   low(v), high(v)    numbers of the lower or the upper halves of bytes, as numbers() has them
+//   factor()           of the scales
 #include "cpu/rounded_rows.h"
 #include "cpu/vnni.inl"
 
@@ -129,6 +132,97 @@ inline void multiply(uint32_t n_blocks, F numbers_of, G scales_of, const rounded
     }
 }
 
+template <class W> constexpr bool OF_NIBBLES = false;
+
+// One row with blocks of an F16 and 16 bytes. Of a block alone, F16 would be collected from 16 rows one by one. But two blocks are 9 words of
+// 32 bits, and 8 are 36, which are turned four at a time with the rest. A block's bytes begin in the middle of a word: number i is in the
+// first half of byte i, number 16 + i in the other.
+template <class W> class nibble_pairs {
+public:
+    nibble_pairs(const piece<W> & weights, const rounded_rows & x) : weights_(weights), x_(x) {}
+
+    // `sum` goes on by 8 blocks from b on.
+    [[gnu::always_inline]] __m512 multiply(uint32_t b, __m512 sum) {
+        const size_t offset = (weights_.first + b) * W::BYTES;
+        const weight_rows rows = weights_.rows.from(offset);
+#pragma GCC unroll 9
+        for (uint32_t k = 0; k < 9; ++k) {
+            if (k % 4 == 0) {
+                weights_.rows.template fetch_behind<1>(offset + k * 16);
+            }
+            __m512i words[4];
+            rows.words(k * 16, words);
+#pragma GCC unroll 4
+            for (uint32_t i = 0; i < 4; ++i) {
+                const uint32_t word = 4 * k + i;
+                sum = add_word(word % 9, b + word / 9 * 2, words[i], sum);
+            }
+        }
+        return sum;
+    }
+
+private:
+    // Word `i` of blocks b and b + 1
+    [[gnu::always_inline]] __m512 add_word(uint32_t i, uint32_t b, __m512i word, __m512 sum) {
+        const uint8_t * x = x_.at(0, b + i / 5);
+        const auto four = [](const uint8_t * from) { return _mm512_set1_epi32(load<int32_t>(from)); };
+        if (i == 0) { // scale, bytes 0 and 1
+            first_ = word;
+            products_[0] = lift(b);
+            products_[1] = lift(b + 1);
+        } else if (i < 4) {
+            add(0, word, four(x + 4 * i - 2), four(x + 4 * i + 14));
+        } else if (i == 4) { // bytes 14 and 15, the next scale
+            const __m512i low = _mm512_set1_epi32(0xffff);
+            const auto ends = [&](const uint8_t * from) { // numbers of bytes 14, 15, 0 and 1
+                return _mm512_set1_epi32(load<uint16_t>(from + 14) | load<uint16_t>(from) << 16);
+            };
+            scales_ = _mm512_ternarylogic_epi32(low, first_, word, 0xca);
+            add(0, _mm512_ternarylogic_epi32(low, word, first_, 0xca), ends(x), ends(x + 16));
+        } else {
+            add(1, word, four(x + 4 * (i - 5)), four(x + 4 * (i - 5) + 16));
+        }
+        if (i == 8) {
+            sum = scaled(0, b, low_halves(scales_), sum);
+            sum = scaled(1, b + 1, high_halves(scales_), sum);
+        }
+        return sum;
+    }
+    __m512i lift(uint32_t b) const { return _mm512_set1_epi32(load<int32_t>(x_.block(0, b) + offsetof(rounded_32, lift))); }
+    [[gnu::always_inline]] void add(uint32_t block, __m512i word, __m512i x_of_low, __m512i x_of_high) {
+        products_[block] = _mm512_dpbusd_epi32(products_[block], W::low(word), x_of_low);
+        products_[block] = _mm512_dpbusd_epi32(products_[block], W::high(word), x_of_high);
+    }
+    [[gnu::always_inline]] __m512 scaled(uint32_t block, uint32_t b, __m512 scales, __m512 sum) const {
+        const __m512 scale = _mm512_set1_ps(load<float>(x_.block(0, b) + offsetof(rounded_32, scale)));
+        const __m512 both = _mm512_mul_ps(_mm512_mul_ps(scales, W::factor()), scale);
+        return _mm512_fmadd_ps(_mm512_cvtepi32_ps(products_[block]), both, sum);
+    }
+
+    const piece<W> & weights_;
+    const rounded_rows & x_;
+    __m512i products_[2];
+    __m512i first_;
+    __m512i scales_;
+};
+
+// One row. Blocks that are left over go one by one.
+template <class W> void multiply_one(const piece<W> & weights, const rounded_rows & x, sums * out) {
+    uint32_t b = 0;
+    if constexpr (OF_NIBBLES<W>) {
+        nibble_pairs<W> pairs(weights, x);
+        __m512 sum = _mm512_load_ps(out[0]);
+        for (; b + 8 <= weights.n_blocks; b += 8) {
+            sum = pairs.multiply(b, sum);
+        }
+        _mm512_store_ps(out[0], sum);
+    }
+    const piece<W> rest = {weights.rows, weights.first + b, weights.n_blocks - b};
+    const auto numbers_of = [&](uint32_t i) { return rest.numbers(i); };
+    const auto scales_of = [&](uint32_t i) { return rest.scales(i); };
+    multiply<W::FORM, 1>(rest.n_blocks, numbers_of, scales_of, {x.at(0, b), x.block(0, b), x.stride}, out);
+}
+
 template <class W> void unpack(tile & to, const piece<W> & from) {
     for (uint32_t b = 0; b < from.n_blocks; ++b) {
         to.numbers[b] = from.numbers(b);
@@ -146,9 +240,7 @@ void multiply_tile(const tile & weights, uint32_t n_blocks, const rounded_rows &
 template <class W>
 void multiply_piece(tile & scratch, const piece<W> & weights, const rounded_rows & x, uint32_t n_rows, sums * out) {
     if (n_rows == 1) {
-        const auto numbers_of = [&](uint32_t b) { return weights.numbers(b); };
-        const auto scales_of = [&](uint32_t b) { return weights.scales(b); };
-        return multiply<W::FORM, 1>(weights.n_blocks, numbers_of, scales_of, x, out);
+        return multiply_one(weights, x, out);
     }
     unpack(scratch, weights);
     by_eights(n_rows, [&](auto n, uint32_t r) { multiply_tile<W::FORM, n>(scratch, weights.n_blocks, x.from(r), out + r); });
