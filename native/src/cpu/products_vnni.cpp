@@ -61,16 +61,21 @@ inline block_numbers looked_up(__m512i table, block_numbers numbers) {
     return numbers;
 }
 
+// The first or the second F16 of each lane
+inline __m512 half_of(__m512i lanes, uint32_t i) { return i == 0 ? low_halves(lanes) : high_halves(lanes); }
+
 // An F16, 32 numbers of 4 bits: scale * (number - 8). Bytes are 16 times the number.
 struct q4_0_weights {
     static constexpr size_t BYTES = 18;
     static constexpr form FORM = RAISED;
 
     static block_numbers numbers(const weight_rows & rows) { return nibbles<4>(rows, 2); }
-    static block_scales scales(const weight_rows & rows) { return scales_alone(_mm512_mul_ps(rows.halves(0), factor())); }
+    static block_scales scales(const weight_rows & rows) {
+        return scales_alone(_mm512_mul_ps(rows.halves(0), _mm512_set1_ps(1.0f / 16)));
+    }
     static __m512i low(__m512i v) { return high(_mm512_slli_epi16(v, 4)); }
     static __m512i high(__m512i v) { return _mm512_and_si512(v, bytes(0xf0)); }
-    static __m512 factor() { return _mm512_set1_ps(1.0f / 16); }
+    static __m512 scales_of(__m512i v, uint32_t i) { return _mm512_mul_ps(half_of(v, i), _mm512_set1_ps(1.0f / 16)); }
 };
 template <> constexpr bool OF_NIBBLES<q4_0_weights> = true;
 
@@ -115,7 +120,7 @@ struct iq4_nl_weights {
     static block_scales scales(const weight_rows & rows) { return scales_alone(rows.halves(0)); }
     static __m512i low(__m512i v) { return _mm512_shuffle_epi8(four_bit_table(), _mm512_and_si512(v, bytes(0x0f))); }
     static __m512i high(__m512i v) { return low(_mm512_srli_epi16(v, 4)); }
-    static __m512 factor() { return _mm512_set1_ps(1.0f); }
+    static __m512 scales_of(__m512i v, uint32_t i) { return half_of(v, i); }
 };
 template <> constexpr bool OF_NIBBLES<iq4_nl_weights> = true;
 
@@ -130,15 +135,23 @@ struct mxfp4_weights {
     static constexpr form FORM = RAISED;
 
     static block_numbers numbers(const weight_rows & rows) { return looked_up(table_of_floats(), nibbles<0>(rows, 1)); }
-    static block_scales scales(const weight_rows & rows) {
-        // 2^(exponent - 127): a float has these bits, except that of 0
-        const __m512i exponents = rows.bytes(0);
+    static block_scales scales(const weight_rows & rows) { return scales_alone(powers(rows.bytes(0))); }
+    static __m512i low(__m512i v) { return _mm512_shuffle_epi8(table_of_floats(), _mm512_and_si512(v, bytes(0x0f))); }
+    static __m512i high(__m512i v) { return low(_mm512_srli_epi16(v, 4)); }
+    static __m512 scales_of(__m512i v, uint32_t i) {
+        return powers(_mm512_and_si512(_mm512_srli_epi32(v, 8 * i), _mm512_set1_epi32(0xff)));
+    }
+
+private:
+    // Sixteenths of 2^(exponent - 127): a float has these bits, except that of 0.
+    static __m512 powers(__m512i exponents) {
         const __m512i least = _mm512_set1_epi32(0x00400000);
         const __mmask16 is_least = _mm512_testn_epi32_mask(exponents, exponents);
         const __m512i power = _mm512_mask_mov_epi32(_mm512_slli_epi32(exponents, 23), is_least, least);
-        return scales_alone(_mm512_mul_ps(_mm512_castsi512_ps(power), _mm512_set1_ps(1.0f / 16)));
+        return _mm512_mul_ps(_mm512_castsi512_ps(power), _mm512_set1_ps(1.0f / 16));
     }
 };
+template <> constexpr bool OF_NIBBLES<mxfp4_weights> = true;
 
 // Four scales, each a float of 7 bits, 4 of them exponent; 64 floats of 4 bits, of which 8 bytes have 16. This is a pair of blocks.
 struct nvfp4_weights {

@@ -6,9 +6,9 @@
 //   numbers(rows)      of a block of 16 rows: unsigned bytes
 //   scales(rows)       what it has beside them
 // With HALVES two blocks are packed together, and numbers(rows, i) and scales(rows, i) are of the first or the second.
-// If it is RAISED, an F16 and 16 bytes of 4 bits, OF_NIBBLES<W> may be true. It has then
+// If it is RAISED, a scale and 16 bytes of 4 bits, OF_NIBBLES<W> may be true. It has then
 //   low(v), high(v)    numbers of the lower or the upper halves of bytes, as numbers() has them
-//   factor()           of the scales
+//   scales_of(v, i)    scale i of those that are in a word
 #include "cpu/rounded_rows.h"
 #include "cpu/vnni.inl"
 
@@ -134,19 +134,25 @@ inline void multiply(uint32_t n_blocks, F numbers_of, G scales_of, const rounded
 
 template <class W> constexpr bool OF_NIBBLES = false;
 
-// One row with blocks of an F16 and 16 bytes. Of a block alone, F16 would be collected from 16 rows one by one. But two blocks are 9 words of
-// 32 bits, and 8 are 36, which are turned four at a time with the rest. A block's bytes begin in the middle of a word: number i is in the
-// first half of byte i, number 16 + i in the other.
-template <class W> class nibble_pairs {
+// One row with blocks of a scale of S bytes and 16 bytes of numbers. Of a block alone, scales would be collected from 16 rows one by one. But
+// 4 / S blocks are a whole number of words of 32 bits, and are turned four words at a time, scales and numbers together. Of four times as many no
+// word is left over.
+// Numbers of a block begin in the middle of a word: byte i has number i in its lower half and number 16 + i in the other.
+template <class W> class nibble_words {
 public:
-    nibble_pairs(const piece<W> & weights, const rounded_rows & x) : weights_(weights), x_(x) {}
+    static constexpr uint32_t S = W::BYTES - 16;
+    static constexpr uint32_t TOGETHER = 4 / S; // blocks
 
-    // `sum` goes on by 8 blocks from b on.
-    [[gnu::always_inline]] __m512 multiply(uint32_t b, __m512 sum) {
+    nibble_words(const piece<W> & weights, const rounded_rows & x) : weights_(weights), x_(x) {}
+
+    // `sum` goes on by blocks from b on, N times TOGETHER of them.
+    template <uint32_t N> [[gnu::always_inline]] __m512 multiply(uint32_t b, __m512 sum) {
+        constexpr uint32_t WORDS = TOGETHER * W::BYTES / 4; // of blocks together
+        static_assert(N == 4 || (N == 1 && WORDS % 4 == 1));
         const size_t offset = (weights_.first + b) * W::BYTES;
         const weight_rows rows = weights_.rows.from(offset);
-#pragma GCC unroll 9
-        for (uint32_t k = 0; k < 9; ++k) {
+#pragma GCC unroll 17
+        for (uint32_t k = 0; k < N * WORDS / 4; ++k) {
             if (k % 4 == 0) {
                 weights_.rows.template fetch_behind<1>(offset + k * 16);
             }
@@ -155,54 +161,62 @@ public:
 #pragma GCC unroll 4
             for (uint32_t i = 0; i < 4; ++i) {
                 const uint32_t word = 4 * k + i;
-                sum = add_word(word % 9, b + word / 9 * 2, words[i], sum);
+                sum = add_word(word % WORDS, b + word / WORDS * TOGETHER, words[i], sum);
             }
+        }
+        if constexpr (N == 1) {
+            sum = add_word(WORDS - 1, b, rows.word((WORDS - 1) * 4), sum);
         }
         return sum;
     }
 
 private:
-    // Word `i` of blocks b and b + 1
+    // Word `i` of blocks from b on: block j has a part of words 4 j and 4 j + 4, and the three between them.
     [[gnu::always_inline]] __m512 add_word(uint32_t i, uint32_t b, __m512i word, __m512 sum) {
-        const uint8_t * x = x_.at(0, b + i / 5);
-        const auto four = [](const uint8_t * from) { return _mm512_set1_epi32(load<int32_t>(from)); };
-        if (i == 0) { // scale, bytes 0 and 1
-            first_ = word;
-            products_[0] = lift(b);
-            products_[1] = lift(b + 1);
-        } else if (i < 4) {
-            add(0, word, four(x + 4 * i - 2), four(x + 4 * i + 14));
-        } else if (i == 4) { // bytes 14 and 15, the next scale
-            const __m512i low = _mm512_set1_epi32(0xffff);
-            const auto ends = [&](const uint8_t * from) { // numbers of bytes 14, 15, 0 and 1
-                return _mm512_set1_epi32(load<uint16_t>(from + 14) | load<uint16_t>(from) << 16);
-            };
-            scales_ = _mm512_ternarylogic_epi32(low, first_, word, 0xca);
-            add(0, _mm512_ternarylogic_epi32(low, word, first_, 0xca), ends(x), ends(x + 16));
-        } else {
-            add(1, word, four(x + 4 * (i - 5)), four(x + 4 * (i - 5) + 16));
+        if (i > 0) {
+            const uint32_t j = (i - 1) / 4;
+            const uint32_t before = S * (j + 1); // bytes of word 4 j + 4 that are this block's, and not of word 4 j
+            const uint8_t * x = x_.at(0, b + j);
+            if (i % 4 != 0) {
+                const uint8_t * from = x + i % 4 * 4 - before;
+                add(word, _mm512_set1_epi32(load<int32_t>(from)), _mm512_set1_epi32(load<int32_t>(from + 16)));
+            } else {
+                add(lower_bytes(before, word, edge_), edges(x, before), edges(x + 16, before));
+                const __m512 scale = _mm512_set1_ps(load<float>(x_.block(0, b + j) + offsetof(rounded_32, scale)));
+                const __m512 both = _mm512_mul_ps(W::scales_of(scales_, j), scale);
+                const __m512 all = _mm512_cvtepi32_ps(_mm512_add_epi32(low_, high_));
+                sum = _mm512_fmadd_ps(all, both, sum);
+            }
         }
-        if (i == 8) {
-            sum = scaled(0, b, low_halves(scales_), sum);
-            sum = scaled(1, b + 1, high_halves(scales_), sum);
+        if (i % 4 == 0 && i / 4 < TOGETHER) {
+            // scales of all blocks together, as bytes of a word
+            scales_ = i == 0 ? word : lower_bytes(S * (i / 4), scales_, word);
+            edge_ = word;
+            low_ = _mm512_set1_epi32(load<int32_t>(x_.block(0, b + i / 4) + offsetof(rounded_32, lift)));
+            high_ = _mm512_setzero_si512();
         }
         return sum;
     }
-    __m512i lift(uint32_t b) const { return _mm512_set1_epi32(load<int32_t>(x_.block(0, b) + offsetof(rounded_32, lift))); }
-    [[gnu::always_inline]] void add(uint32_t block, __m512i word, __m512i x_of_low, __m512i x_of_high) {
-        products_[block] = _mm512_dpbusd_epi32(products_[block], W::low(word), x_of_low);
-        products_[block] = _mm512_dpbusd_epi32(products_[block], W::high(word), x_of_high);
+    // n bytes of the first, the others of the second. n is less than 4, or all are.
+    [[gnu::always_inline]] static __m512i lower_bytes(uint32_t n, __m512i first, __m512i second) {
+        const auto mask = static_cast<int32_t>((uint64_t{1} << 8 * n) - 1);
+        return n == 4 ? first : _mm512_ternarylogic_epi32(_mm512_set1_epi32(mask), first, second, 0xca);
     }
-    [[gnu::always_inline]] __m512 scaled(uint32_t block, uint32_t b, __m512 scales, __m512 sum) const {
-        const __m512 scale = _mm512_set1_ps(load<float>(x_.block(0, b) + offsetof(rounded_32, scale)));
-        const __m512 both = _mm512_mul_ps(_mm512_mul_ps(scales, W::factor()), scale);
-        return _mm512_fmadd_ps(_mm512_cvtepi32_ps(products_[block]), both, sum);
+    // The last n of 16 numbers, then the first ones.
+    [[gnu::always_inline]] static __m512i edges(const uint8_t * x, uint32_t n) {
+        const auto last = load<uint32_t>(x + 12);
+        return _mm512_set1_epi32(static_cast<int32_t>(n == 4 ? last : last >> (32 - 8 * n) | load<uint32_t>(x) << 8 * n));
+    }
+    [[gnu::always_inline]] void add(__m512i word, __m512i x_of_low, __m512i x_of_high) {
+        low_ = _mm512_dpbusd_epi32(low_, W::low(word), x_of_low);
+        high_ = _mm512_dpbusd_epi32(high_, W::high(word), x_of_high);
     }
 
     const piece<W> & weights_;
     const rounded_rows & x_;
-    __m512i products_[2];
-    __m512i first_;
+    __m512i low_; // sums of a block
+    __m512i high_;
+    __m512i edge_;
     __m512i scales_;
 };
 
@@ -210,10 +224,13 @@ private:
 template <class W> void multiply_one(const piece<W> & weights, const rounded_rows & x, sums * out) {
     uint32_t b = 0;
     if constexpr (OF_NIBBLES<W>) {
-        nibble_pairs<W> pairs(weights, x);
+        nibble_words<W> words(weights, x);
         __m512 sum = _mm512_load_ps(out[0]);
-        for (; b + 8 <= weights.n_blocks; b += 8) {
-            sum = pairs.multiply(b, sum);
+        for (; b + 4 * words.TOGETHER <= weights.n_blocks; b += 4 * words.TOGETHER) {
+            sum = words.template multiply<4>(b, sum);
+        }
+        for (; b + words.TOGETHER <= weights.n_blocks; b += words.TOGETHER) {
+            sum = words.template multiply<1>(b, sum);
         }
         _mm512_store_ps(out[0], sum);
     }
