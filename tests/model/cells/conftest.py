@@ -13,7 +13,14 @@ from support.recurrent import DELTA_NET, LIKE_LARGE, SPECS, WINDOWED
 import pykvgraph as kvg
 
 
-@pytest.fixture(scope="module", params=SPECS if where.is_cpu() else [*LIKE_LARGE, WINDOWED], ids=str)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Not as the fixture's params: when this file is imported the device is not chosen yet."""
+    if "recurrent" in metafunc.fixturenames:
+        specs = SPECS if where.is_cpu() else [*LIKE_LARGE, WINDOWED]
+        metafunc.parametrize("recurrent", specs, ids=str, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def recurrent(
     request: pytest.FixtureRequest, architecture: Callable[[ArchSpec], Path]
 ) -> Iterator[kvg.Model]:

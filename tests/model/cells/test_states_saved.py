@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.engines import open_context
 from support.faults import fault
-from support.recurrent import DELTA_NET, OPTIONS, alone, fill, go_on, same, state_bytes
+from support.recurrent import DELTA_NET, OPTIONS, alone, equal, fill, go_on, same, state_bytes
 from support.state_bytes import HEAD, HEADER, Part, container
 
 import pykvgraph as kvg
@@ -32,18 +32,18 @@ def test_saved_and_loaded(recurrent: kvg.Model, whole: bool) -> None:
         other.kv.load(blob, None if whole else 1)
         seq = 0 if whole else 1
         assert other.kv.checkpoints(seq) == [25]
-        assert np.array_equal(go_on(other, seq), go_on(ctx))
+        assert equal(go_on(other, seq), go_on(ctx))
         other.kv.rewind(seq, 30)
         ctx.kv.rewind(0, 30)
-        assert np.array_equal(go_on(other, seq), go_on(ctx))
+        assert equal(go_on(other, seq), go_on(ctx))
         if whole:
             assert other.kv.groups[-1].n_used == ctx.kv.groups[-1].n_used
-            assert np.array_equal(go_on(other, 1), go_on(ctx, 1))
-            assert np.array_equal(go_on(other, 2), go_on(ctx, 2))
+            assert equal(go_on(other, 1), go_on(ctx, 1))
+            assert equal(go_on(other, 2), go_on(ctx, 2))
         else:
             with open_context(recurrent, **options) as third:
                 fill(third, 15, seq=3, shift=20)
-                assert np.array_equal(go_on(other, 3), go_on(third, 3))
+                assert equal(go_on(other, 3), go_on(third, 3))
 
 
 def test_a_load_that_fails_changes_no_state(recurrent: kvg.Model) -> None:
