@@ -165,6 +165,9 @@ def test_a_saved_state_has_the_heads_cells(any_path: Path) -> None:
             assert other.draft([(0, 5, 4)]) == [[]]  # the state behind the text is no part of it
             decode(other, [5], len(text))
             assert len(other.draft([(0, 6, 4)])[0]) == 4
+        ctx.kv.seq_rm(0, -1, -1)
+        ctx.kv.load(saved, 1)
+        assert ctx.draft([(1, 5, 4)]) == [[]]  # the same cells, and what was known of them is of no use
         with (
             kvg.Model(any_path, device=where.device) as plain,
             open_context(plain, n_ctx=64) as without,
