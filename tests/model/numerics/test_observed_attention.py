@@ -60,9 +60,9 @@ def test_by_the_definition(
 
 def test_many_cells_for_one_token(model_file: Callable[[ModelSpec], Path]) -> None:
     """Cells in several ranges, which threads work on by themselves."""
-    ids = random_ids(1500, N_VOCAB)
+    ids = random_ids(700, N_VOCAB)
     expected = naive_scores.attention(attended(SMALL, ids), 1)
-    options = {**OPTIONS, "n_ctx": 1600, "n_batch": 1600, "n_threads": 2}
+    options = {**OPTIONS, "n_ctx": 800, "n_batch": 800, "n_threads": 2}
     with kvg.Model(model_file(SMALL), device="cpu") as model, open_context(model, **options) as ctx:
         ctx.decode(batch_of(run_of(ids[:-1])))
         ctx.decode(batch_of(run_of(ids[-1:], len(ids) - 1)), observe=1)

@@ -56,22 +56,18 @@ def test_the_tokens_are_llama_servers(shifting: httpx.Client) -> None:
 
 
 def test_other_tokens_are_forgotten() -> None:
-    """By a policy: what is said then is something else than behind a context shift, and as long."""
+    """By a policy: another one forgets others, and something else is said then."""
     settings: dict[str, Any] = {"n_slots": 1, "n_ctx_slot": 128, "context_shift": True}
     said = []
-    for forget in ("", "window", "keydiff"):
+    for forget in ("window", "keydiff"):
         with (
             served(load, **settings, forget=forget) as (url, _),
             httpx.Client(base_url=url, timeout=60) as client,
         ):
             told = say(client, n_predict=160)
-            assert (told["tokens_predicted"], told["truncated"], told["tokens_cached"] < 128) == (
-                160,
-                True,
-                True,
-            )
+            assert told["tokens_predicted"] == 160 and told["truncated"] and told["tokens_cached"] < 128
             said.append(told["tokens"])
-    assert len({tuple(tokens) for tokens in said}) == 3
+    assert len({tuple(tokens) for tokens in said}) == 2
     assert len({tuple(tokens[:60]) for tokens in said}) == 1
 
 
