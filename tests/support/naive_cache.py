@@ -40,11 +40,12 @@ def exact_keys(ids: Sequence[int]) -> list[int]:
 
 @dataclass(eq=False)
 class NaiveCell:
-    """who: whose request decoded it, or moved it last."""
+    """who: whose request decoded it, or moved it last. was_exact: whether it was, where it was decoded."""
 
     pos: int
     key: int
     who: str
+    was_exact: bool
     seqs: set[int]
     holds: set[int] = field(default_factory=set)
 
@@ -82,14 +83,14 @@ class NaiveCache:
     def decode(self, seq: int, ids: Sequence[int], places: Iterable[int]) -> None:
         """These tokens of a text, in rising order, each in place of what stands there."""
         text, reader = {cell.pos: cell for cell in self.text(seq)}, Reader()
-        replaced = []
+        exact, replaced = exact_keys(ids), []
         for place in places:
             while reader.n < place:
                 assert reader.n in text, "a token is decoded before others that it is to see"
                 reader.add(text[reader.n].key)
             assert self.n_free, "there is no cell for a token"
             key = reader.key_of(ids[place])
-            self.cells_used.append(NaiveCell(place, key, self.who, {seq}))
+            self.cells_used.append(NaiveCell(place, key, self.who, key == exact[place], {seq}))
             reader.add(key)
             if place in text:
                 replaced.append(text[place])
@@ -116,7 +117,8 @@ class NaiveCache:
         for cell in moving:
             if self._is_shared(cell):
                 cell.seqs.remove(seq)
-                self.cells_used.append(NaiveCell(cell.pos + delta, cell.key, self.who, {seq}))
+                copy = NaiveCell(cell.pos + delta, cell.key, self.who, cell.was_exact, {seq})
+                self.cells_used.append(copy)
             else:
                 cell.pos, cell.who = cell.pos + delta, self.who
 

@@ -129,9 +129,12 @@ def run(host: Host, asked: Asked, ids: list[int]) -> None:
     n_there, anew = len(cells), set(sequence.anew)
     n_edited = 0
     for cell in cells:
+        assert cell.who.split()[0] == who.split()[0], "it is of a text under another salt"
         if cell.pos not in anew and cell.key != exact[cell.pos]:
             n_edited += 1
-            assert asked.edits and cell.who == who
+            assert asked.edits
+            # what is exact where it was decoded is anybody's, and stays where it is if it need not move
+            assert cell.who == who or cell.was_exact
     assert asked.edits or not anew
     assert sequence.use.edited >= n_edited
     assert sequence.n_cached == n_there - len([cell for cell in cells if cell.pos in anew])
