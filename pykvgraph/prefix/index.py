@@ -370,8 +370,8 @@ class PrefixIndex:
         self._let_go()
         while self._leaves:
             stamp, _, node = heapq.heappop(self._leaves)
-            stays = node.n_pins or node.children or node.until
-            if node.used == stamp and node.hold is not None and not stays:
+            is_old = node.used != stamp or node.n_pins or node.children or node.hold is None
+            if not is_old:
                 if self._saver is not None:
                     save_leaf(node, self._saver)
                 self._remove(node)

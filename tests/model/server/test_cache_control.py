@@ -101,7 +101,8 @@ def body_of(rng: random.Random) -> Body:
 
 def n_tokens_within(tokenizer: kvg.Tokenizer, ids: list[int], text: str) -> int:
     """How many tokens of a prompt, behind which its text is no longer than this."""
-    end, left = 1, len(text.encode()) + 1  # the first token is BOS, and a space is put in front
+    n_parts = sum(bool(part) for part in text.split("</s>"))  # a space is put in front of each
+    end, left = 1, len(text.encode()) + n_parts  # the first token is BOS
     for token in ids[1:]:
         left -= len(tokenizer.token_to_piece(token)) or len(b"</s>")
         if left < 0:

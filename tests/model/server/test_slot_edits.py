@@ -71,6 +71,7 @@ def test_a_fork_has_the_same_cells(server: tuple[str, Server], client: httpx.Cli
     before, steps = engine.stats().cells_used, engine.stats().steps
     assert done(client, 1, "fork", id_slot=3) == {"id_slot": 1, "id_slot_fork": 3, "n_forked": len(text) - 1}
     assert (engine.stats().cells_used, engine.stats().steps) == (before, steps)
+    assert done(client, 3, "fork", id_slot=2)["n_forked"] == len(text) - 1
     for slot, token, n in (
         (1, 300, len(text) - 1),
         (3, 301, len(text)),
