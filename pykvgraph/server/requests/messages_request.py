@@ -14,7 +14,7 @@ from pykvgraph.server.requests.fields import Fields
 _log = logging.getLogger("pykvgraph.server")
 _MOST_TOKENS = 4096
 _MOST_THOUGHTS = 10000  # tokens, as in llama-server
-_SAME = ("seed", "temperature", "top_p", "top_k", "stream", "chat_template_kwargs", "lora")
+_SAME = ("seed", "temperature", "top_p", "top_k", "stream", "chat_template_kwargs", "lora", "cache_edit")
 # what the service thought, or did itself, with results that end with _tool_result: nothing of it is here
 _OF_THE_SERVICE = ("redacted_thinking", "server_tool_use", "mcp_tool_use")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -31,6 +31,7 @@ def chat_of_messages(fields: Fields) -> Fields:
     body["tools"] = [_tool(each) for each in fields.array("tools") if _is_own(each)]
     body["max_tokens"] = fields.get("max_tokens", _MOST_TOKENS)
     body["stop"] = fields.get("stop_sequences")
+    body["session"] = fields.get("session", fields.object("metadata").get("user_id"))
     choice = fields.object("tool_choice")
     if choice:
         body["tool_choice"] = _choice(choice)

@@ -90,3 +90,32 @@ def test_nobody_learns_what_others_under_another_key_asked() -> None:
         for key in keys:
             told = client.post("/v1/completions", json={"prompt": OLD, "max_tokens": 1}, headers=key).json()
             assert told["usage"]["cache"] == {"cells": 0, "ram": 0, "disk": 0, "edited": 0, "miss": None}
+
+
+@pytest.mark.parametrize("serve", ["approximate"], indirect=True)
+@pytest.mark.parametrize("name", ["prompt_cache_key", "session"])
+def test_a_prompt_is_an_edit_of_its_own_session_s_alone(serve: httpx.Client, name: str) -> None:
+    ask(serve, OLD, **{name: "mine"})
+    for session, edited in (("mine", 300 - 90 - REPAIR), ("another's", 0)):
+        usage = ask(serve, NEW, **{name: session}).json()["usage"]
+        assert usage["cache"]["edited"] == edited
+
+
+@pytest.mark.parametrize("serve", ["exact"], indirect=True)
+def test_a_user_of_anthropic_s_interface_is_a_session(serve: httpx.Client) -> None:
+    def edited(text: str, user: str) -> int:
+        body = {
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": 1,
+            "metadata": {"user_id": user},
+        }
+        reply = serve.post("/v1/messages", json={**body, "cache_edit": "approximate"})
+        assert reply.status_code == 200, reply.text
+        return int(reply.json()["usage"]["cache"]["edited"])
+
+    old, behind = "Lily had a big red ball. ", "One day she went to the park with her dog and her mom. " * 5
+    assert edited(f"They were happy. {old}{behind}", "a") == 0
+    assert edited(f"They were happy. {behind}And", "a") > 0
+    assert edited(f"They were happy. {behind}And", "b") == 0
+    refused = {"messages": [{"role": "user", "content": "Hi"}], "metadata": {"user_id": 3}, "max_tokens": 1}
+    assert serve.post("/v1/messages", json=refused).status_code == 400
