@@ -31,6 +31,13 @@ tensors with_scales(scale how, tensors all) {
     return all;
 }
 
+tensors with_presence(presence p, tensors all) {
+    for (tensor_spec & t : all) {
+        t.presence = p;
+    }
+    return all;
+}
+
 tensors only(with layers, tensors all) {
     for (tensor_spec & t : all) {
         t.layers = t.layers == with::any ? layers : t.layers;
@@ -48,13 +55,7 @@ tensors frame(const char * norm_name) {
     return with_scales(scale::none, all);
 }
 
-tensors frame_untied() {
-    tensors all = frame();
-    for (tensor_spec & t : all) {
-        t.presence = presence::required;
-    }
-    return all;
-}
+tensors frame_untied() { return with_presence(presence::required, frame()); }
 
 tensors attn_norm() { return {vector_of("attn_norm.weight", role::attn_norm, extent::embd, presence::required)}; }
 
@@ -225,6 +226,19 @@ void read_windows_of_one_base(const metadata & in, hparams & h, uint32_t window,
     }
 }
 
+void rotate_in_windows(hparams & h) {
+    for (layer_spec & layer : h.layers) {
+        layer.rope.n_rot = layer.window > 0 ? layer.rope.n_rot : 0;
+    }
+}
+
+void tell_distances(hparams & h, float max_bias) {
+    for (layer_spec & layer : h.layers) {
+        layer.max_bias = max_bias;
+        layer.rope.n_rot = 0;
+    }
+}
+
 // Files that also see pictures have sections of positions, and halves for pairs; positions of texts are the same in the first three.
 void read_sections_of_halves(const metadata & in, hparams & h) {
     const auto sections = in.file().get_uints(h.arch + ".rope.dimension_sections", 4);
@@ -373,6 +387,11 @@ arch_recipe with_draft_head(arch_recipe r) {
                 embeddings("nextn.embed_tokens.weight", role::draft_embd, scale::none),
                 vector_of("nextn.shared_head_norm.weight", role::draft_norm, extent::embd, presence::optional, layers),
                 embeddings("nextn.shared_head_head.weight", role::draft_output, scale::applied)};
+    return r;
+}
+
+arch_recipe partial(arch_recipe r) {
+    r.partial_rope = true;
     return r;
 }
 

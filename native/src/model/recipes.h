@@ -19,6 +19,7 @@ tensor_spec cube(const char * name, role r, extent in, extent out);
 tensors with_scales(scale how, tensors all);
 // Files may have scales for these, which libllama doesn't use.
 tensors unscaled(tensors all);
+tensors with_presence(presence p, tensors all);
 // for layers that are not named otherwise
 tensors only(with layers, tensors all);
 tensors frame(const char * norm_name = "output_norm.weight");
@@ -58,6 +59,10 @@ void read_windows(const metadata & in, hparams & h, uint32_t window, uint32_t pe
 
 // Every fourth layer has none; all have the same base, whatever a file says.
 void read_windows_of_one_base(const metadata & in, hparams & h, uint32_t window, float scale);
+// Layers without a window rotate nothing.
+void rotate_in_windows(hparams & h);
+// ALiBi in place of rope.
+void tell_distances(hparams & h, float max_bias);
 // Files that also see pictures have sections of positions, and halves for pairs.
 void read_sections_of_halves(const metadata & in, hparams & h);
 // These are in turn: pairs of the first three, one after the other. The key must be there.
@@ -86,6 +91,8 @@ arch_recipe with_draft_head(arch_recipe r);
 // A row with RMS norms and SwiGLU, whose rope rotates whole heads and has no factors.
 arch_recipe recipe(const char * name, int rope_mode, const tensors & frame, const tensors & layer,
                    void (*read)(const metadata & in, hparams & h));
+// Rope may rotate a part of each head.
+arch_recipe partial(arch_recipe r);
 arch_recipe with_experts(arch_recipe r, gating_kind gating, decltype(arch_recipe::experts) experts);
 
 // Llama, Qwen, Phi, gpt-oss.

@@ -130,10 +130,6 @@ std::vector<arch_recipe> expert_recipes() {
     constexpr auto softmax = gating_kind::softmax;
     using r = arch_recipe;
     const auto mixed = unscaled(gated() + experts() + shared_expert(presence::ignored));
-    const auto partial = [](arch_recipe row) {
-        row.partial_rope = true;
-        return row;
-    };
     const auto optional_head_norms = tensors{
         vector_of("attn_q_norm.weight", role::q_norm, extent::head_k, presence::optional),
         vector_of("attn_k_norm.weight", role::k_norm, extent::head_k, presence::optional),

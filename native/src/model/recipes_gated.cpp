@@ -13,12 +13,6 @@ void gate_all(hparams & h) {
     }
 }
 
-void rotate_in_windows(hparams & h) {
-    for (layer_spec & layer : h.layers) {
-        layer.rope.n_rot = layer.window > 0 ? layer.rope.n_rot : 0;
-    }
-}
-
 // Embeddings are normalized; layers without a window rotate nothing.
 void read_muse_glimmer(const metadata & in, hparams & h) {
     gate_all(h);
@@ -96,11 +90,6 @@ void read_laguna(const metadata & in, hparams & h) {
             layer.rope.n_rot = n_rot;
         }
     }
-}
-
-arch_recipe partial(arch_recipe r) {
-    r.partial_rope = true;
-    return r;
 }
 
 } // namespace

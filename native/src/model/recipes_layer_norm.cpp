@@ -62,23 +62,13 @@ void read_cohere2(const metadata & in, hparams & h) {
     read_command_r(in, h);
     read_windows_of_one_base(in, h, in.required("attention.sliding_window", 1, metadata::MAX_POSITION),
                              h.layers[0].rope.freq_scale);
-    for (layer_spec & layer : h.layers) {
-        layer.rope.n_rot = layer.window > 0 ? layer.rope.n_rot : 0;
-    }
+    rotate_in_windows(h);
 }
 
 // Embeddings of positions, and no rope.
 void read_gpt2(const metadata &, hparams & h) {
     h.learned_positions = true;
     for (layer_spec & layer : h.layers) {
-        layer.rope.n_rot = 0;
-    }
-}
-
-// ALiBi in place of rope.
-void tell_distances(hparams & h, float max_bias) {
-    for (layer_spec & layer : h.layers) {
-        layer.max_bias = max_bias;
         layer.rope.n_rot = 0;
     }
 }
@@ -114,13 +104,6 @@ void read_dbrx(const metadata & in, hparams & h) {
     read_clamp(in, h);
 }
 
-tensors made_optional(tensors all) {
-    for (tensor_spec & t : all) {
-        t.presence = presence::optional;
-    }
-    return all;
-}
-
 arch_recipe with_layer_norm(const char * name, int rope_mode, const tensors & frame, const tensors & layer,
                             activation_kind activation, void (*read)(const metadata & in, hparams & h)) {
     arch_recipe r = recipe(name, rope_mode, frame, layer, read);
@@ -147,7 +130,7 @@ arch_recipe mpt() {
         tensors{wide("attn_q_norm.weight", role::q_norm, extent::q), wide("attn_q_norm.bias", role::q_norm_bias, extent::q),
                 wide("attn_k_norm.weight", role::k_norm, extent::k), wide("attn_k_norm.bias", role::k_norm_bias, extent::k)};
     const auto last_bias = tensors{vector_of("output_norm.bias", role::output_norm_bias, extent::embd, presence::optional)};
-    const auto layer = attention() + made_optional(attn_norm_bias()) + more_norms +
+    const auto layer = attention() + with_presence(presence::optional, attn_norm_bias()) + more_norms +
                        output_bias_of_attention(presence::optional) + ffn_norm() + ffn_norm_bias(presence::optional) +
                        unscaled(ungated());
     return with_layer_norm("mpt", GGML_ROPE_TYPE_NEOX, frame() + last_bias + learned_positions(presence::optional), layer,

@@ -31,13 +31,6 @@ void read_maincoder(const metadata &, hparams & h) {
     }
 }
 
-void tell_distances(hparams & h, float max_bias) {
-    for (layer_spec & layer : h.layers) {
-        layer.max_bias = max_bias;
-        layer.rope.n_rot = 0;
-    }
-}
-
 void read_refact(const metadata &, hparams & h) { tell_distances(h, 8.0f); }
 
 // The number of layers says which of the two models it is: the smaller one has a rope, the larger one ALiBi. libllama tells no positions
@@ -106,21 +99,9 @@ void read_deci(const metadata & in, hparams & h) {
     }
 }
 
-arch_recipe partial(arch_recipe r) {
-    r.partial_rope = true;
-    return r;
-}
-
 arch_recipe with_factors(arch_recipe r) {
     r.rope_factors = rope_factors::of_model;
     return r;
-}
-
-tensors made_ignored(tensors all) {
-    for (tensor_spec & t : all) {
-        t.presence = presence::ignored;
-    }
-    return all;
 }
 
 tensors frame_tied() {
@@ -212,7 +193,8 @@ std::vector<arch_recipe> llama_like_recipes() {
         partial(recipe("qwen", NEOX, frame_untied(), layer, read_qwen)),
         partial(recipe("chatglm", NORMAL, frame(), attention() + ffn_norm() + unscaled(gated_in_one()), nullptr)),
         partial(with_factors(recipe("refact", NORMAL, frame(),
-                                    layer + output_bias(presence::ignored) + made_ignored(gated_biases()), read_refact))),
+                                    layer + output_bias(presence::ignored) + with_presence(presence::ignored, gated_biases()),
+                                    read_refact))),
         with_factors(with_experts(recipe("minicpm", NORMAL, frame(), minicpm_layer, read_minicpm), gating_kind::softmax,
                                   arch_recipe::allowed)),
         minicpm3(),

@@ -46,9 +46,7 @@ void read_bailingmoe(const metadata & in, hparams & h) {
 void read_exaone_moe(const metadata & in, hparams & h) {
     const uint32_t window = in.required("attention.sliding_window", 1, metadata::MAX_POSITION);
     read_windows_of_one_base(in, h, window, h.layers[0].rope.freq_scale);
-    for (layer_spec & layer : h.layers) {
-        layer.rope.n_rot = layer.window > 0 ? layer.rope.n_rot : 0;
-    }
+    rotate_in_windows(h);
     read_gating(in, h, 0);
     read_weights(in, h);
     read_leading_dense(in, h);
@@ -227,13 +225,11 @@ tensors bare_attention() {
 
 arch_recipe mimo2() {
     const auto sinks = tensors{vector_of("attn_sinks.weight", role::sinks, extent::heads, presence::optional)};
-    arch_recipe r = with_experts(
+    return partial(with_experts(
         recipe("mimo2", NEOX, frame_untied(),
                bare_attention() + sinks + ffn_norm() + unscaled(gated() + experts()) + choice_bias(presence::optional),
                read_mimo2),
-        gating_kind::sigmoid, arch_recipe::beside);
-    r.partial_rope = true;
-    return r;
+        gating_kind::sigmoid, arch_recipe::beside));
 }
 
 } // namespace

@@ -55,9 +55,7 @@ void read_exaone4(const metadata & in, hparams & h) {
     }
     const uint32_t window = in.optional("attention.sliding_window", 4096, 1, metadata::MAX_POSITION);
     read_windows_of_one_base(in, h, window, h.layers[0].rope.freq_scale);
-    for (layer_spec & layer : h.layers) {
-        layer.rope.n_rot = layer.window > 0 ? layer.rope.n_rot : 0;
-    }
+    rotate_in_windows(h);
 }
 
 // The norms of queries and K come behind rope.
