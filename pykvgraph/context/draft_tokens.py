@@ -10,7 +10,7 @@ import numpy as np
 
 from pykvgraph._native.ffi import KvgDraftRequest, KvgOutput
 from pykvgraph._native.library import lib, sized
-from pykvgraph.checks import integer
+from pykvgraph.checks import INT32_MAX, integer
 
 
 class DraftedText(NamedTuple):
@@ -26,7 +26,7 @@ def draft_tokens(
 ) -> list[list[int]]:
     """For each text the tokens that may follow it; output: gets the head's logits and states (kvg_draft)."""
     wanted = [
-        DraftedText(integer(seq, "seq", 0), integer(token, "token", 0), integer(n, "n", 0))
+        DraftedText(integer(seq, "seq", 0, INT32_MAX), integer(token, "token", 0, INT32_MAX), n)
         for seq, token, n in texts
     ]
     most = max((text.n for text in wanted), default=0)

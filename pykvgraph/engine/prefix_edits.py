@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pykvgraph.checks import integer, records
 from pykvgraph.context.context import Context
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.model.adapter import Active
@@ -32,7 +33,10 @@ class EditedPrefix(NamedTuple):
 
 def checked_spans(spans: Sequence[tuple[int, int]], n: int) -> list[TokenSpan]:
     """In their order. Raises InvalidArgumentError where they overlap, are empty, or leave nothing of n."""
-    found = sorted(TokenSpan(*span) for span in spans)
+    found = [
+        TokenSpan(integer(span.begin, "begin of spans", 0, n), integer(span.end, "end of spans", 0, n))
+        for span in sorted(records(spans, TokenSpan, "spans"))
+    ]
     ends = [0, *(span.end for span in found)]
     are_apart = all(end <= span.begin < span.end for span, end in zip(found, ends, strict=False))
     if not found or not are_apart:

@@ -230,7 +230,7 @@ def test_a_seventeenth_text_ends_drafts(small: kvg.Model, monkeypatch: pytest.Mo
 class Asks(Always):
     """Proposes as many as the gate allows."""
 
-    def drafts(self, asked: Sequence[tuple[RequestSequence, int]], gate: Any) -> list[list[int]]:
+    def drafts(self, asked: Sequence[tuple[RequestSequence, int]], gate: Any, *_: Any) -> list[list[int]]:
         return [self.tokens[: gate.n_drafted(0.5, most)] for _, most in asked]
 
 

@@ -80,7 +80,9 @@ def check(wanted: Any, told: Any, where: str = "") -> None:
     elif key == "timings":
         assert wanted.keys() == told.keys(), where
     elif "cache_read_input_tokens" in (wanted if isinstance(wanted, dict) else ()):
-        assert sum(told.values()) == sum(wanted.values()), where
+        # which of the tokens pins keep, and where they came from, it doesn't tell
+        counts = [value for value in told.values() if isinstance(value, int)]
+        assert sum(counts) == sum(wanted.values()), where
     elif isinstance(wanted, dict):
         for name, value in wanted.items():
             assert name in told, f"{where}/{name}"
