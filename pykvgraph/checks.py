@@ -147,6 +147,25 @@ def integers(
     return array.astype(np.int32)
 
 
+def integer_rows(
+    values: object, name: str, columns: Sequence[str], high: int = INT32_MAX
+) -> list[tuple[int, ...]]:
+    """`values` as tuples with an integer of each column, within [0, high].
+
+    Raises InvalidArgumentError, which names the argument.
+    """
+    items = several(values)
+    rows = [several(item) or [] for item in items or ()]
+    if items is None or any(len(row) != len(columns) for row in rows):
+        raise InvalidArgumentError(f"{name} must be several of ({', '.join(columns)}), got {shown(values)}")
+    return [
+        tuple(
+            integer(value, f"{name}: {column}", 0, high) for value, column in zip(row, columns, strict=True)
+        )
+        for row in rows
+    ]
+
+
 def native_path(path: str | os.PathLike[str]) -> bytes:
     """A path as bytes, for C. Raises InvalidArgumentError unless it is a str or Path without NUL."""
     try:

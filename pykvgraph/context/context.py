@@ -18,7 +18,7 @@ from pykvgraph._native.fork import importing
 from pykvgraph._native.handles import Closable, Handle, repr_of
 from pykvgraph._native.kv import read_info
 from pykvgraph._native.library import lib, sized
-from pykvgraph.checks import INT32_MAX, Integers, flag, integer, integers, native_path, records, shown
+from pykvgraph.checks import INT32_MAX, Integers, flag, integer, integer_rows, integers, native_path, shown
 from pykvgraph.context.auto_n_ctx import fitting_n_ctx, fitting_tier, refusal_with_advice
 from pykvgraph.context.batch import Batch
 from pykvgraph.context.document import Document, read_document, require_holdable
@@ -288,11 +288,8 @@ class Context(Closable):
         InvalidArgumentError for a sequence or token that there isn't, or more tokens than n_batch,
         CacheFullError when there are too few empty cells, and DeviceError as decode() does.
         """
-        wanted = [
-            text._replace(n=integer(text.n, "n", 0, self.n_batch))
-            for text in records(texts, DraftedText, "texts")
-        ]
-        return self._handle.call(draft_tokens, wanted)
+        wanted = integer_rows(texts, "texts", DraftedText._fields)
+        return self._handle.call(draft_tokens, [DraftedText(*text) for text in wanted])
 
     def logits(self) -> npt.NDArray[np.float32]:
         """The last decode's logits, float32 (n_outputs, n_vocab), one row per output in batch order; a copy.

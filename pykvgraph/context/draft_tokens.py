@@ -10,7 +10,6 @@ import numpy as np
 
 from pykvgraph._native.ffi import KvgDraftRequest, KvgOutput
 from pykvgraph._native.library import lib, sized
-from pykvgraph.checks import INT32_MAX, integer
 
 
 class DraftedText(NamedTuple):
@@ -25,19 +24,15 @@ def draft_tokens(
     context: int, texts: Sequence[DraftedText], output: KvgOutput | None = None
 ) -> list[list[int]]:
     """For each text the tokens that may follow it; output: gets the head's logits and states (kvg_draft)."""
-    wanted = [
-        DraftedText(integer(seq, "seq", 0, INT32_MAX), integer(token, "token", 0, INT32_MAX), n)
-        for seq, token, n in texts
-    ]
-    most = max((text.n for text in wanted), default=0)
+    most = max((text.n for text in texts), default=0)
     if not most:
-        return [[] for _ in wanted]
-    columns = [np.array(column, np.int32) for column in zip(*wanted, strict=True)]
-    drafted = np.empty((len(wanted), most), np.int32)
+        return [[] for _ in texts]
+    columns = [np.array(column, np.int32) for column in zip(*texts, strict=True)]
+    drafted = np.empty((len(texts), most), np.int32)
     pointer = ctypes.POINTER(ctypes.c_int32)
     seq, token, n_tokens, out = (each.ctypes.data_as(pointer) for each in (*columns, drafted))
     request = sized(
-        KvgDraftRequest, n=len(wanted), seq=seq, token=token, n_tokens=n_tokens, most=most, drafted=out
+        KvgDraftRequest, n=len(texts), seq=seq, token=token, n_tokens=n_tokens, most=most, drafted=out
     )
     lib().kvg_draft(context, ctypes.byref(request), None if output is None else ctypes.byref(output))
     return [row[row >= 0].tolist() for row in drafted]

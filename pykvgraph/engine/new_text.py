@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph.checks import integer, real, records, shown, text_bytes
+from pykvgraph.checks import instance, integer, real, several, shown, text_bytes
 from pykvgraph.context.context import Context
 from pykvgraph.engine.beam_sequence import BeamSequence
 from pykvgraph.engine.context_window import Window
@@ -62,10 +62,15 @@ def terms_of(salt: str | bytes, session: str, edit: Literal["exact", "approximat
 
 def checked_pins(pins: Iterable[Pin], n_prompt: int) -> tuple[Pin, ...]:
     """Raises InvalidArgumentError for one that is longer than the prompt, or lasts no time."""
-    return tuple(
-        Pin(integer(pin.n_tokens, "n_tokens", 1, n_prompt), real(pin.seconds, "seconds", 1e-6, 1e9))
-        for pin in records(pins, Pin, "pins")
-    )
+    given = several(pins)
+    if given is None:
+        raise InvalidArgumentError(f"pins must be several of pykvgraph.Pin, got {shown(pins)}")
+    return tuple(_checked(pin, n_prompt) for pin in given)
+
+
+def _checked(pin: Pin, n_prompt: int) -> Pin:
+    instance(pin, Pin, "a pin")
+    return Pin(integer(pin.n_tokens, "n_tokens", 1, n_prompt), real(pin.seconds, "seconds", 1e-6, 1e9))
 
 
 def require_shift(can_shift: bool, window: Window, params: SamplingParams, n_prompt: int) -> None:

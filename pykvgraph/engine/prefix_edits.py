@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pykvgraph.checks import integer, records
+from pykvgraph.checks import integer_rows
 from pykvgraph.context.context import Context
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.model.adapter import Active
@@ -32,11 +32,11 @@ class EditedPrefix(NamedTuple):
 
 
 def checked_spans(spans: Sequence[tuple[int, int]], n: int) -> list[TokenSpan]:
-    """In their order. Raises InvalidArgumentError where they overlap, are empty, or leave nothing of n."""
-    found = [
-        TokenSpan(integer(span.begin, "begin of spans", 0, n), integer(span.end, "end of spans", 0, n))
-        for span in sorted(records(spans, TokenSpan, "spans"))
-    ]
+    """In their order.
+
+    Raises InvalidArgumentError for what is no span, and where they overlap, are empty, or leave nothing of n.
+    """
+    found = sorted(TokenSpan(*span) for span in integer_rows(spans, "spans", TokenSpan._fields))
     ends = [0, *(span.end for span in found)]
     are_apart = all(end <= span.begin < span.end for span, end in zip(found, ends, strict=False))
     if not found or not are_apart:

@@ -101,9 +101,9 @@ def _own_ttl(given: Any) -> str:
     if not isinstance(given, dict) or given.get("type") != "ephemeral":
         raise invalid(f'cache_control must be {{"type": "ephemeral"}}, got {shown(given)}')
     ttl = given.get("ttl") or "5m"
-    if ttl not in TTLS:
+    if not isinstance(ttl, str) or ttl not in TTLS:
         raise invalid(f"cache_control: ttl must be one of {', '.join(TTLS)}, got {shown(ttl)}")
-    return str(ttl)
+    return ttl
 
 
 def _seconds(fields: Fields, name: str, known: dict[str, float], default: str, where: str = "") -> float:

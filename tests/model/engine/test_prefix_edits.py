@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from support.engines import ids_of
 from support.soak import F32
@@ -48,7 +50,9 @@ def test_a_tail_a_part_and_what_is_not_there(small: kvg.Model) -> None:
         assert engine.edit_prefix(ids, [(40, 90)], into=b"a")[1:] == (40, 40)
         assert engine.edit_prefix(ids, [(0, 139)], into=b"a") == (ids[139:], 0, 0)
         n_used = engine.stats().cells_used
-        for spans in ([], [(3, 3)], [(3, 9), (8, 10)], [(-1, 3)], [(3, N + 1)], [(0, N)]):
+        wrong: list[Any] = [[], [(3, 3)], [(3, 9), (8, 10)], [(-1, 3)], [(3, N + 1)], [(0, N)]]
+        wrong += [None, [3, 9], [(3,)], [(3, 9, 1)], [("3", "9")], [(3.0, 9.0)]]
+        for spans in wrong:
             with pytest.raises(kvg.InvalidArgumentError, match="spans"):
                 engine.edit_prefix(ids, spans, into=b"a")
         with pytest.raises(kvg.InvalidArgumentError, match="repair"):

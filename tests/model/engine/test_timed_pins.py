@@ -140,6 +140,8 @@ def test_what_can_not_be_a_pin_is_refused(tiny: kvg.Model) -> None:
         for pin in (kvg.Pin(0, 1.0), kvg.Pin(9, 1.0), kvg.Pin(4, 0.0), kvg.Pin(4, float("nan")), (4,)):
             with pytest.raises(kvg.InvalidArgumentError, match=r"n_tokens|seconds|pin"):
                 engine.submit([1] * 8, READ, pins=[pin])  # type: ignore[list-item]
+        with pytest.raises(kvg.InvalidArgumentError, match="pins must be"):
+            engine.submit([1] * 8, READ, pins=None)  # type: ignore[arg-type]
         assert engine.stats().n_waiting == 0
     with pytest.raises(kvg.InvalidArgumentError, match="pin_cells"):
         kvg.Engine(tiny, n_ctx=256, pin_cells=-1)

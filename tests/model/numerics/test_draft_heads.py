@@ -222,12 +222,18 @@ def test_bad_requests_change_nothing(any_path: Path) -> None:
     with load(any_path) as model, open_context(model, n_ctx=32, n_seq_max=2, n_batch=16) as ctx:
         assert ctx.draft([]) == []
         decode(ctx, [5, 6, 7], 0)
-        for bad, why in (
+        wrong: list[tuple[Any, str]] = [
             ([(2, 5, 1)], "seq is 2"),
             ([(0, N_VOCAB, 1)], "token is"),
             ([(0, 5, 1), (0, 5, 1)], "two drafts"),
             ([(0, 5, 17)], "17"),
-        ):
+            ([(2**31, 5, 1)], "seq must be"),
+            ([(0, 5, 2**31)], "n must be"),
+            (None, "texts"),
+            ([0, 5, 1], "texts"),
+            ([(0, 5)], "texts"),
+        ]
+        for bad, why in wrong:
             with pytest.raises(kvg.InvalidArgumentError, match=why):
                 ctx.draft(bad)
         decode(ctx, random_ids(16, N_VOCAB), 3)

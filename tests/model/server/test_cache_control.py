@@ -254,6 +254,7 @@ BAD_CONTROLS = [
     ("5m", "ephemeral"),
     ({"type": "ephemeral", "ttl": "2h"}, "5m, 1h"),
     ({"type": "ephemeral", "ttl": 5}, "5m, 1h"),
+    ({"type": "ephemeral", "ttl": ["5m"]}, "5m, 1h"),
 ]
 
 
