@@ -10,7 +10,7 @@ import numbers
 import operator
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, SupportsIndex, TypeVar, cast
+from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,6 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 # several integers, as a call accepts them
 Integers = Sequence[int] | npt.NDArray[np.integer[Any]]
-
-Record = TypeVar("Record", bound=tuple[Any, ...])
 
 
 def shown(value: object) -> str:
@@ -95,16 +93,6 @@ def several(values: object) -> list[Any] | None:
     if not isinstance(values, Iterable) or (isinstance(values, np.ndarray) and values.ndim == 0):
         return None
     return list(values)
-
-
-def records(values: object, kind: type[Record], name: str) -> list[Record]:
-    """Each of `values` as one of a kind of named tuples; plain tuples with as many items will do."""
-    items = None if isinstance(values, str) else several(values)
-    try:
-        return [each if isinstance(each, kind) else kind(*each) for each in cast("list[Any]", items)]
-    except TypeError:
-        fields = ", ".join(kind.__annotations__)
-        raise InvalidArgumentError(f"{name} must each be ({fields}), got {shown(values)}") from None
 
 
 def indices(value: range, name: str, n: int = INT64_MAX) -> range:
