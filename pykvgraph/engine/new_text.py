@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
@@ -57,7 +58,10 @@ def terms_of(salt: str | bytes, session: str, edit: Literal["exact", "approximat
         raise InvalidArgumentError(f'edit must be "exact" or "approximate", got {shown(edit)}')
     if not isinstance(session, str):
         raise InvalidArgumentError(f"session must be a str, got {shown(session)}")
-    return CacheTerms(text_bytes(salt, "salt"), text_bytes(session, "session"), edit == "approximate")
+    name = text_bytes(session, "session")
+    # each remembered text has it, and a client may send a long one
+    digest = hashlib.sha256(name).digest() if name else b""
+    return CacheTerms(text_bytes(salt, "salt"), digest, edit == "approximate")
 
 
 def checked_pins(pins: Iterable[Pin], n_prompt: int) -> tuple[Pin, ...]:

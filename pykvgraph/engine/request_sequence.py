@@ -99,8 +99,8 @@ class SaidText(NamedTuple):
 class CacheTerms(NamedTuple):
     """Of which other texts a text may have parts.
 
-    key: the caller's salt. session: whose it is; b"": it has no name. edits: whether it may be an earlier
-    text with other tokens in its midst, whose cells are approximate then.
+    key: the caller's salt. session: a digest of whose it is; b"": it has no name. edits: whether it may be an
+    earlier text with other tokens in its midst, whose cells are approximate then.
     """
 
     key: bytes = b""
