@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterator
 
 from pykvgraph.context.common_length import common_length
+from pykvgraph.prefix.node import ALL
 
 _MOST = 128  # texts
 
@@ -30,7 +31,7 @@ class EarlierText:
         self.session = session
         self.adapters = adapters
         self.request = request
-        self.n_exact = 1 << 31
+        self.n_exact = ALL
         self.n_read = 0
 
     def common(self, ids: bytes) -> int:

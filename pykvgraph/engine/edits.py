@@ -105,14 +105,8 @@ class Edits:
             running_set.start_over_if_broken()
             return False
         sequence.edit(edit.salt, edit.n, edit.anew)
-        sequence.last = root = index.begin(edit.salt)
-        root.is_exact = False
+        sequence.last = index.begin(edit.salt, edit.n_exact)
         return True
-
-    def n_exact(self, sequence: RequestSequence) -> int:
-        """How many tokens are exact of what the index has of a text under its salt."""
-        found = [text.n_exact for text in self._texts if text.salt == sequence.salt]
-        return min(found, default=0) if sequence.salt != sequence.exact_salt else len(sequence.ids)
 
     def _make_room(self, seq: int, parts: Sequence[Part]) -> None:
         """For copies. What the index gives up of the earlier text itself need not be copied any more."""

@@ -16,6 +16,7 @@ from pykvgraph.engine.running_set import RunningSet
 from pykvgraph.errors import KVGraphError
 from pykvgraph.prefix.block import N_TOKENS
 from pykvgraph.prefix.index import Found
+from pykvgraph.prefix.node import ALL
 from pykvgraph.sequence.sequence import EVERY
 
 _TEXTS_SHARE = 4  # times the cells: tokens of earlier texts that are remembered
@@ -164,7 +165,7 @@ class Entry:
 
         plan: what was loaded of it. edit: what it was made by.
         """
-        n_exact = self._edits.n_exact(sequence)
+        n_exact = sequence.last.root.n_exact if sequence.last is not None else ALL
         n = sequence.n_there
         if sequence.n_cached < 0:
             if self._running_set.shares:
@@ -174,7 +175,7 @@ class Entry:
             self._counts["prefix_hit_tokens"] += sequence.n_cached
             self._counts["decoded_again"] += sequence.n_again
         if self._running_set.shares:
-            self._tell_others(sequence, edit.n_exact if edit else n_exact)
+            self._tell_others(sequence, n_exact)
         if self._running_set.needs_points and self._running_set.shares:
             pinned = [pin.n_tokens // N_TOKENS * N_TOKENS for pin in sequence.pins]
             for place in (*range(EVERY, len(sequence.ids), EVERY), len(sequence.ids) - 1, known, *pinned):

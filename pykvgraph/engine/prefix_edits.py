@@ -6,10 +6,13 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from pykvgraph.checks import integer_rows
 from pykvgraph.context.context import Context
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.model.adapter import Active
+from pykvgraph.prefix import block
 from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.sequence import edits
 
@@ -54,6 +57,18 @@ def without(ids: array[int], spans: Sequence[TokenSpan]) -> array[int]:
     return left
 
 
+def salt_without(
+    salt: bytes, ids: Sequence[int], spans: Sequence[tuple[int, int]], repair: int = edits.REPAIR
+) -> bytes:
+    """A salt for what Engine.edit_prefix() leaves of a text under `salt`: other edits have others.
+
+    Raises InvalidArgumentError as that does for spans.
+    """
+    found = np.array(checked_spans(spans, len(ids)), np.int64)
+    what = np.array(ids, np.int32).tobytes() + found.tobytes()
+    return block.edited(salt, b"", what, repair)
+
+
 class PrefixEdit:
     """Removes spans of a text that the cache has, between two steps of the engine.
 
@@ -89,7 +104,10 @@ class PrefixEdit:
             index.make_room(n_moved + min(self._repair * len(spans), n_moved))
             n, n_exact = self._edit(seq, spans, found.n)
             if n:
-                index.keep(left, n, seq, salt if n_exact == n else self._into)
+                if n_exact == n:
+                    index.keep(left, n, seq, salt)
+                else:
+                    index.keep(left, n, seq, self._into, min(n_exact, last.root.n_exact))
         finally:
             index.unpin(last)
         return EditedPrefix(list(left), n, n_exact)

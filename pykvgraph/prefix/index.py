@@ -14,7 +14,7 @@ from pykvgraph.errors import CacheFullError, DeviceError, InvalidArgumentError
 from pykvgraph.kv_cache.cache import KVCache
 from pykvgraph.kv_cache.hold import Hold
 from pykvgraph.prefix import block
-from pykvgraph.prefix.node import Node, Point, Root
+from pykvgraph.prefix.node import ALL, Node, Point, Root
 from pykvgraph.prefix.node_saver import NodeSaver, save_leaf
 from pykvgraph.prefix.timed_pins import TimedPins
 
@@ -162,9 +162,10 @@ class PrefixIndex:
         self.pin(last)
         return last
 
-    def begin(self, salt: bytes) -> Root:
-        """Where a text under this salt begins that shares nothing yet, pinned."""
+    def begin(self, salt: bytes, n_exact: int = ALL) -> Root:
+        """Where a text under this salt begins that shares nothing yet, pinned. n_exact: as Root has it."""
         root = self._roots.setdefault(salt, Root(salt))
+        root.n_exact = min(root.n_exact, n_exact)
         self.pin(root)
         return root
 
@@ -237,9 +238,9 @@ class PrefixIndex:
                 self._add_end(last, ids[last.end : n].tobytes(), seq)
         return last
 
-    def keep(self, ids: array[int], n: int, seq: int, salt: bytes = b"") -> None:
-        """Keeps the text of a sequence, of which it has the first n tokens, for whoever comes back to it."""
-        last: Node = self.begin(salt)
+    def keep(self, ids: array[int], n: int, seq: int, salt: bytes = b"", n_exact: int = ALL) -> None:
+        """Keeps the first n tokens of a text, which a sequence has, for whoever comes back to it."""
+        last: Node = self.begin(salt, n_exact)
         try:
             last = self.extend(last, ids, n, seq, to_end=True)
             if self._n_points:

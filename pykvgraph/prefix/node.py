@@ -8,6 +8,8 @@ from pykvgraph.context.common_length import common_length
 from pykvgraph.kv_cache.hold import Hold, ResumePoint
 from pykvgraph.prefix import block
 
+ALL = 1 << 31  # tokens; no text has as many
+
 
 class Node:
     """Tokens behind other tokens, and the hold on their cells.
@@ -82,6 +84,15 @@ class Node:
             at = at.parent
         return found[::-1]
 
+    @property
+    def root(self) -> Root:
+        """The node where its texts begin."""
+        at: Node = self
+        while at.parent is not None:
+            at = at.parent
+        assert isinstance(at, Root)
+        return at
+
     def begins_with(self, other: Node) -> bool:
         """Whether the other one is this one, or before it."""
         at: Node | None = self
@@ -103,14 +114,18 @@ class Node:
 
 
 class Root(Node):
-    """Where texts under a salt begin; it has no tokens, and no hold. is_exact: whether their cells are."""
+    """Where texts under a salt begin; it has no tokens, and no hold.
 
-    __slots__ = ("is_exact", "salt")
+    n_exact: the first tokens of each of them whose cells have read just the tokens before them; ALL: the
+    others', too.
+    """
+
+    __slots__ = ("n_exact", "salt")
 
     def __init__(self, salt: bytes) -> None:
         super().__init__(None, b"", None)
         self.salt = salt
-        self.is_exact = True
+        self.n_exact = ALL
 
 
 class Point:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Collection
@@ -15,15 +14,14 @@ from pykvgraph.server.free_slots import FreeSlots
 from pykvgraph.server.requests.sampling import told_briefly
 
 _ANY = -1  # slot
-_EDITED = b"kvgraph-slot-edit-1\0"
 
 
 class Text(NamedTuple):
     """A text that a slot had. salt: whose prefixes it shares. adapters: that it was decoded under.
 
     without: tokens of its prompt without messages of these numbers, where it is of a conversation. n_prompt:
-    tokens of the prompt. edits: what became of it in the slot since it was decoded; b"": nothing. n_exact:
-    of an edited one, its first tokens that are as if nothing had.
+    tokens of the prompt. edits: the salt of what became of it in the slot since it was decoded; b"": nothing.
+    n_exact: of an edited one, its first tokens that are as if nothing had.
     """
 
     ids: list[int]
@@ -37,7 +35,7 @@ class Text(NamedTuple):
     @property
     def salt_of_cells(self) -> bytes:
         """Under which the engine has them: those of an edited text are for who names its slot."""
-        return hashlib.sha256(_EDITED + self.salt + self.edits).digest() if self.edits else self.salt
+        return self.edits or self.salt
 
     def has_begun(self, ids: list[int], salt: bytes) -> bool:
         """Whether another text of the same owner begins with more of it than with its exact beginning."""

@@ -11,7 +11,7 @@ from pykvgraph.errors import KVGraphError
 from pykvgraph.kv_cache.saved.transfer import take_held
 from pykvgraph.model.file_digest import file_digest
 from pykvgraph.prefix import block
-from pykvgraph.prefix.node import Node, Point, Root
+from pykvgraph.prefix.node import ALL, Node, Point
 from pykvgraph.tiers.record import HEADER_BYTES, Name, Record, geometry_of, pack
 
 if TYPE_CHECKING:
@@ -82,12 +82,9 @@ class Saver:
 
     def _name(self, node: Node, tokens: bytes, kind: bytes) -> Name | None:
         """None: its cells are approximate, and stay with those who know of them."""
-        parent = root = node.parent
-        assert parent is not None and root is not None
-        while root.parent is not None:
-            root = root.parent
-        assert isinstance(root, Root)
-        if not root.is_exact:
+        parent, root = node.parent, node.root
+        assert parent is not None
+        if root.n_exact < ALL:
             return None
         return Name(kind, parent.key(self.root_key(root.salt)), tokens, parent.end)
 

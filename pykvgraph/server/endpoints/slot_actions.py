@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from typing import Any
 
@@ -12,6 +11,7 @@ from starlette.types import ASGIApp
 
 from pykvgraph.checks import shown
 from pykvgraph.context.common_length import common_length
+from pykvgraph.engine.prefix_edits import salt_without
 from pykvgraph.openai.errors import invalid, unavailable, unsupported
 from pykvgraph.openai.wire_json import loads
 from pykvgraph.server.endpoints.slot_files import folder_of, save_or_restore
@@ -81,13 +81,12 @@ async def _edit(service: Service, slot: int, salt: bytes, fields: Fields) -> dic
     text = await own_text(service.slots, slot, salt)
     spans = _spans(fields, text)
     repair = {"repair": fields.integer("repair", 0, 0)} if "repair" in fields else {}
-    edits = hashlib.sha256(repr((text.edits, text.ids, spans, repair)).encode()).digest()
-    into = text._replace(edits=edits).salt_of_cells
+    edits = salt_without(text.salt_of_cells, text.ids, spans, **repair)
     found = await asyncio.to_thread(
         service.engine.edit_prefix,
         text.ids,
         spans,
-        into=into,
+        into=edits,
         salt=text.salt_of_cells,
         adapters=text.adapters,
         **repair,

@@ -79,3 +79,20 @@ def test_layers_with_windows_and_states_are_refused(model: kvg.Model) -> None:
         else:
             with pytest.raises(kvg.UnsupportedError, match="can't be shifted"):
                 engine.edit_prefix(ids, [(3, 9)], into=b"a")
+
+
+def test_tiers_get_nothing_of_what_is_approximate(small: kvg.Model, decoding_is_slow: None) -> None:
+    """What an edit left is told as edited, goes with its cells, and its exact copy comes back."""
+    ids, behind = ids_of(small, 300, 6), ids_of(small, 40, 7)
+    left = [*ids[:64], *ids[104:]]
+    with kvg.Engine(small, n_ctx=768, n_seq_max=2, tiers=kvg.Tiers("64M"), **F32) as engine:
+        engine.submit([*ids, 1], READ).result(60)
+        assert engine.edit_prefix(ids, [(64, 104)], repair=8, into=b"edited") == (left, 260, 72)
+        told = engine.submit([*left, *behind], READ, salt=b"edited").result(60)
+        assert told.cache is not None
+        assert told.cache[:4] == (72, 0, 0, 260 - 72)
+        engine.submit(ids_of(small, 760, 8), READ).result(60)
+        assert engine.submit([*left, *behind], READ, salt=b"edited").result(60).n_cached == 0
+        stats = engine.stats().tiers
+    assert stats is not None
+    assert not any(stats.misses.values())
