@@ -141,7 +141,7 @@ BAD_EDITS: list[tuple[dict[str, Any], str]] = [
     ({"tokens": [[1, 2]] * 65}, "64"),
     ({"tokens": [[2, 2]]}, "must have tokens"),
     ({"tokens": [[3, 2]]}, "must have tokens"),
-    ({"tokens": [[-1, 2]]}, "must have tokens"),
+    ({"tokens": [[-1, 2]]}, "from 0"),
     ({"tokens": [[1, 4], [3, 5]]}, "overlap"),
     ({"tokens": [[1, 9999]]}, "within"),
     ({"tokens": [[1, 2, 3]]}, "span"),
