@@ -18,6 +18,7 @@ from support.rollback import KnowingDrafter, Watched, accounts
 from support.soak import F32, SITES, has_faults
 
 import pykvgraph as kvg
+from pykvgraph.engine import token_budget
 from pykvgraph.engine.commands import Submit
 from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.speculation.gate import Acceptance
@@ -62,6 +63,12 @@ def story(engine: kvg.Engine, after_step: Callable[[], None] = lambda: None) -> 
     while engine.step():
         after_step()
     return requests
+
+
+@pytest.fixture(autouse=True)
+def steps_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow step doesn't decide how many tokens of a prompt the next one has: two runs are compared."""
+    monkeypatch.setattr(token_budget, "_USUAL", 1e6)  # seconds
 
 
 def said_by(request: kvg.Request) -> list[Any] | None:
