@@ -78,7 +78,7 @@ def operate(path: Path, silent: bool, rows: int, seed: int, n_steps: int) -> Cou
             ) as ctx,
             open_context(model, n_ctx=512, swa_full=True, **F32) as fresh,
         ):
-            runner = Runner(ctx, fresh, seed, silent)
+            runner = Runner(ctx, fresh, seed, silent, where.limit(1e-6))
             for _ in range(n_steps):
                 runner.step()
             return runner.counts
