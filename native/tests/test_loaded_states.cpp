@@ -6,6 +6,7 @@
 
 #include "backends.h"
 #include "device.h"
+#include "hybrid_layers.h"
 #include "memory/kv_cache.h"
 #include "runtime/loaded_states.h"
 #include "scarce_memory.h"
@@ -14,14 +15,14 @@ using namespace kvg;
 
 namespace {
 
-constexpr uint32_t N_FLOATS = 2 * 8; // two inputs of eight channels
+constexpr uint32_t N_FLOATS = HYBRID_STATE_FLOATS;
 
 // A layer that attends, and one with a short convolution. Sequence 1 has five cells and a state of ones, kept at its end.
 struct test_cache {
     backends opened{{cpu_device()}};
     kv_cache cache;
 
-    test_cache() : cache(layers(), homes(), opened, sizes(), {GGML_TYPE_F32, GGML_TYPE_F32, false}) {
+    test_cache() : cache(hybrid_layers(), homes(), opened, sizes(), {GGML_TYPE_F32, GGML_TYPE_F32, false}) {
         cache.allocate();
         cache.clear(true);
         for (uint32_t i = 0; i < 5; ++i) {
@@ -34,20 +35,6 @@ struct test_cache {
         cache.keep_checkpoint(1);
     }
 
-    static hparams layers() {
-        hparams h = {};
-        layer_spec attending = {};
-        attending.n_head = attending.n_head_kv = 1;
-        attending.head_dim_k = attending.head_dim_v = 32;
-        layer_spec recurrent = {};
-        recurrent.kv_from = 1;
-        recurrent.state.kind = state_kind::short_conv;
-        recurrent.state.n_taps = 3;
-        recurrent.state.n_channels = 8;
-        h.layers = {attending, recurrent};
-        h.groups = make_groups(h.layers);
-        return h;
-    }
     static kv_homes homes() { return {{cpu_device(), cpu_device()}, {cpu_device(), cpu_device()}, {}}; }
     static cache_size sizes() { return {64, 8, 2, 3 * N_FLOATS * sizeof(float), 0, false, false, 1}; }
 };

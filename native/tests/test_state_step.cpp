@@ -11,6 +11,7 @@
 
 #include "backends.h"
 #include "device.h"
+#include "hybrid_layers.h"
 #include "memory/kv_cache.h"
 #include "runtime/state_step.h"
 
@@ -21,7 +22,7 @@ namespace {
 using text = std::vector<int32_t>;
 
 constexpr uint32_t N_SEQS = 4;
-constexpr uint32_t N_FLOATS = 2 * 8; // two inputs of eight channels
+constexpr uint32_t N_FLOATS = HYBRID_STATE_FLOATS;
 
 // A layer that attends, and one with a short convolution.
 struct test_cache {
@@ -38,17 +39,7 @@ struct test_cache {
         cache.clear(true);
     }
     static hparams layers() {
-        hparams h = {};
-        layer_spec attending = {};
-        attending.n_head = attending.n_head_kv = 1;
-        attending.head_dim_k = attending.head_dim_v = 32;
-        layer_spec recurrent = {};
-        recurrent.kv_from = 1;
-        recurrent.state.kind = state_kind::short_conv;
-        recurrent.state.n_taps = 3;
-        recurrent.state.n_channels = 8;
-        h.layers = {attending, recurrent};
-        h.groups = make_groups(h.layers);
+        hparams h = hybrid_layers();
         h.here = {0, 2};
         h.n_vocab = 1000;
         return h;
@@ -73,11 +64,17 @@ struct test_batch {
         marks.push_back(mark);
     }
     kvg_batch all() const {
-        return {sizeof(kvg_batch), static_cast<int64_t>(tokens.size()),
-                tokens.data(),     positions.data(),
-                begins.data(),     seqs.data(),
-                outputs.data(),    marks.data(),
-                nullptr,           0};
+        return {sizeof(kvg_batch),
+                static_cast<int64_t>(tokens.size()),
+                tokens.data(),
+                positions.data(),
+                begins.data(),
+                seqs.data(),
+                outputs.data(),
+                marks.data(),
+                nullptr,
+                0,
+                0};
     }
     // What a sequence has read up to a token.
     text read_by(int32_t seq, size_t end) const {

@@ -15,7 +15,7 @@ from pykvgraph.checks import integer, shown
 from pykvgraph.context.cell_scores import checked_policy
 from pykvgraph.context.common_length import common_length
 from pykvgraph.context.context import Context, LastOutput
-from pykvgraph.context.forgetting import N_AT_ONCE, n_forgettable
+from pykvgraph.context.forgetting import n_at_once, n_forgettable
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError, NotCopied, UnsupportedError
 from pykvgraph.kv_cache.saved.file import read_regular, write_file
 from pykvgraph.params.params import SamplingParams
@@ -300,7 +300,7 @@ class Conversation(NotCopied):
         if self._forget is None or n_most == 0:
             self._give_up()
             return
-        report = self._text.forget(min(N_AT_ONCE, -(-n_most // 2)), self._forget)
+        report = self._text.forget(n_at_once(n_most), self._forget)
         if self._on_forget is not None:
             self._on_forget(report)
 

@@ -128,6 +128,11 @@ def n_forgettable(ctx: Context, seq: int, *, n_keep: int = N_SINKS, shared: bool
     return int(text.n_cells[_may_go(text, n_keep, shared)].sum())
 
 
+def n_at_once(n_most: int) -> int:
+    """How many cells a text that is full forgets, of n_most that it may."""
+    return min(N_AT_ONCE, -(-n_most // 2))
+
+
 def _may_go(text: TextCells, n_keep: int, shared: bool) -> npt.NDArray[np.bool_]:
     """Which positions."""
     may_go: npt.NDArray[np.bool_] = text.is_own | shared

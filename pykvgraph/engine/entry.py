@@ -193,10 +193,14 @@ class Entry:
     def _attach_again(self, sequence: RequestSequence) -> None:
         """It begins with what the cells have of it, and nothing else."""
         self._running_set.release(sequence)
-        edit = self._edits.best(sequence, self._find(sequence, loads=False).n)
-        if edit is None or not self._edited(sequence, edit):
-            found = self._attached(sequence, self._find(sequence, loads=False))
-            self._begin(sequence, min(found.match.n, len(sequence.ids) - 1))
+        found = self._find(sequence, loads=False)
+        edit = self._edits.best(sequence, found.n)
+        if edit is not None:
+            if self._edited(sequence, edit):
+                return
+            found = self._find(sequence, loads=False)  # room that was made may have been of it
+        found = self._attached(sequence, found)
+        self._begin(sequence, min(found.match.n, len(sequence.ids) - 1))
 
     def _attached(self, sequence: RequestSequence, found: Found) -> Found:
         """Its sequence has what was found, or what can be had of it; returns what that is."""

@@ -1,6 +1,8 @@
-"""What a text says that gives up its oldest tokens, decoded by hand."""
+"""What a text says that gives up tokens whenever it is full, decoded by hand."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 
@@ -9,10 +11,17 @@ from support.soak import F32
 
 
 def follows_alone(
-    model: kvg.Model, prompt: list[int], said: list[int], n_ctx: int, n_keep: int, n_discard: int
+    model: kvg.Model,
+    prompt: list[int],
+    said: list[int],
+    n_ctx: int,
+    give_up: Callable[[kvg.Context, int], int],
 ) -> int:
-    """How many shifts it takes, in a context of its own; each token must be the likeliest, up to rounding."""
-    n_shifts = 0
+    """How often it gives up tokens, in a context of its own; each must be the likeliest, up to rounding.
+
+    give_up(ctx, n): gives up some of the n tokens of sequence 0, closes the gaps, and returns how many.
+    """
+    n_times = 0
     with kvg.Context(model, n_ctx=2 * n_ctx, **F32) as ctx:
         batch = kvg.Batch()
         batch.extend(prompt, 0)
@@ -22,12 +31,21 @@ def follows_alone(
             assert logits.max() - logits[token] <= 1e-3 * np.ptp(logits)
             n = ctx.kv.seq_pos_max(0) + 1
             if n + 1 >= n_ctx:
-                gone = n_discard or (n - n_keep) // 2
-                ctx.kv.seq_rm(0, n_keep, n_keep + gone)
-                ctx.kv.seq_add(0, n_keep + gone, -1, -gone)
-                n -= gone
-                n_shifts += 1
+                n -= give_up(ctx, n)
+                n_times += 1
             batch.clear()
             batch.extend([token], n)
             ctx.decode(batch)
-    return n_shifts
+    return n_times
+
+
+def oldest(n_keep: int, n_discard: int) -> Callable[[kvg.Context, int], int]:
+    """Those behind the first n_keep: n_discard of them; 0: half."""
+
+    def give_up(ctx: kvg.Context, n: int) -> int:
+        gone = n_discard or (n - n_keep) // 2
+        ctx.kv.seq_rm(0, n_keep, n_keep + gone)
+        ctx.kv.seq_add(0, n_keep + gone, -1, -gone)
+        return gone
+
+    return give_up

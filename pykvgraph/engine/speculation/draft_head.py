@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 
@@ -39,11 +40,9 @@ class HeadDrafter:
         begin = time.perf_counter()
         n = sum(text.n for text in texts)
         found: list[list[int]] = [[] for _ in texts]
-        try:
+        with contextlib.suppress(KVGraphError, MemoryError):
             if n and make_room(n):
                 found = self._ctx.draft(texts)
-        except (KVGraphError, MemoryError):
-            found = [[] for _ in texts]
         self._last.keep([(sequence, draft) for (sequence, _), draft in zip(asked, found, strict=True)], begin)
         return found
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from support import where
 from support.architectures import ArchSpec
 from support.engines import ids_of
 from support.naive_scores import keydiff, lowest
+from support.shifted import follows_alone
 from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
@@ -26,30 +26,19 @@ def model(architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
         yield model
 
 
-def follows_alone(model: kvg.Model, prompt: list[int], said: list[int], policy: str, n_keep: int) -> int:
-    """How often it forgets, by hand; each token must be the likeliest, up to rounding."""
-    n_times = 0
-    with kvg.Context(model, n_ctx=2 * N_CTX, **F32) as ctx:
-        batch = kvg.Batch()
-        batch.extend(prompt, 0)
-        ctx.decode(batch)
-        for token in said:
-            logits = ctx.logits()[-1]
-            assert logits.max() - logits[token] <= 1e-3 * np.ptp(logits)
-            n = ctx.kv.seq_pos_max(0) + 1
-            if n + 1 >= N_CTX:
-                scores = keydiff(ctx) if policy == "keydiff" else list(range(n))
-                n_sinks = max(n_keep, 4)
-                gone = lowest(scores, -(-(n - n_sinks - 64) // 2), n_sinks)
-                for p in reversed(gone):
-                    ctx.kv.seq_rm(0, p, p + 1)
-                    ctx.kv.seq_add(0, p + 1, -1, -1)
-                n -= len(gone)
-                n_times += 1
-            batch.clear()
-            batch.extend([token], n)
-            ctx.decode(batch)
-    return n_times
+def least(policy: str, n_keep: int) -> Callable[[kvg.Context, int], int]:
+    """Gives up half of the tokens that may be, by hand."""
+    n_sinks = max(n_keep, 4)
+
+    def give_up(ctx: kvg.Context, n: int) -> int:
+        scores = keydiff(ctx) if policy == "keydiff" else list(range(n))
+        gone = lowest(scores, -(-(n - n_sinks - 64) // 2), n_sinks)
+        for p in reversed(gone):
+            ctx.kv.seq_rm(0, p, p + 1)
+            ctx.kv.seq_add(0, p + 1, -1, -1)
+        return len(gone)
+
+    return give_up
 
 
 @pytest.mark.parametrize(("policy", "n_keep"), [("window", 0), ("keydiff", 0), ("keydiff", 20)])
@@ -59,7 +48,7 @@ def test_it_says_what_one_alone_says(model: kvg.Model, policy: str, n_keep: int)
     with kvg.Engine(model, n_ctx=400, n_seq_max=3, **F32) as engine:
         others = [engine.submit(ids_of(model, 30, i), kvg.SamplingParams(max_tokens=100)) for i in range(2)]
         done = engine.submit(prompt, kvg.SamplingParams(max_tokens=120), window=window).result()
-        assert follows_alone(model, prompt, list(done.tokens), policy, n_keep) > 1
+        assert follows_alone(model, prompt, list(done.tokens), N_CTX, least(policy, n_keep)) > 1
         assert 0 < 59 + len(done.tokens) - done.n_discarded < N_CTX
         for i, other in enumerate(others):
             assert are_likeliest(model, ids_of(model, 30, i), other.result().tokens)
@@ -73,7 +62,7 @@ def test_who_shares_the_prompt_is_not_touched(model: kvg.Model) -> None:
         forgetful = engine.submit(prompt, kvg.SamplingParams(max_tokens=100), window=window)
         plain = engine.submit(prompt, kvg.SamplingParams(max_tokens=20))
         said = list(forgetful.result().tokens)
-        assert follows_alone(model, prompt, said, "keydiff", 0) > 0
+        assert follows_alone(model, prompt, said, N_CTX, least("keydiff", 0)) > 0
         assert are_likeliest(model, prompt, plain.result().tokens)
         later = engine.submit([*prompt, *said], kvg.SamplingParams(max_tokens=10)).result()
         assert 69 <= later.n_cached < N_CTX

@@ -11,7 +11,7 @@ import pytest
 from support import where
 from support.architectures import ArchSpec
 from support.engines import ids_of
-from support.shifted import follows_alone
+from support.shifted import follows_alone, oldest
 from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
@@ -72,7 +72,8 @@ def follows(request: kvg.Request, model: kvg.Model, seed: int, window: kvg.Windo
     """How many shifts a text in a context of its own takes, which says the same."""
     done = request.result()
     assert (done.finish_reason, len(done.tokens)) == ("length", LONG.max_tokens)
-    return follows_alone(model, ids_of(model, 50, seed), list(done.tokens), window.n_ctx, window.n_keep, 0)
+    prompt, said = ids_of(model, 50, seed), list(done.tokens)
+    return follows_alone(model, prompt, said, window.n_ctx, oldest(window.n_keep, 0))
 
 
 def is_empty(engine: kvg.Engine) -> bool:

@@ -12,7 +12,7 @@ from support import chance, where
 from support.architectures import ArchSpec
 from support.engines import ids_of
 from support.recurrent import DELTA_NET
-from support.shifted import follows_alone
+from support.shifted import follows_alone, oldest
 from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
@@ -36,7 +36,7 @@ def test_it_says_what_one_alone_says(model: kvg.Model, n_keep: int, n_discard: i
         done = engine.submit(prompt, kvg.SamplingParams(max_tokens=200), window=window).result()
         n_kept = min(n_keep, 92)
         n_given = min(n_discard, 94 - n_kept)
-        n_shifts = follows_alone(model, prompt, list(done.tokens), 96, n_kept, n_given)
+        n_shifts = follows_alone(model, prompt, list(done.tokens), 96, oldest(n_kept, n_given))
         assert (done.finish_reason, len(done.tokens)) == ("length", 200)
         assert n_shifts > 0
         assert 249 - done.n_discarded < 96
@@ -54,7 +54,7 @@ def test_who_shares_the_prompt_is_not_touched(model: kvg.Model) -> None:
         ]
         plain = [engine.submit(prompt, kvg.SamplingParams(max_tokens=60)) for _ in range(2)]
         for request in shifting:
-            assert follows_alone(model, prompt, list(request.result().tokens), 96, 4, 0) > 1
+            assert follows_alone(model, prompt, list(request.result().tokens), 96, oldest(4, 0)) > 1
         for request in plain:
             assert are_likeliest(model, prompt, request.result().tokens)
         later = engine.submit(prompt, kvg.SamplingParams(max_tokens=20)).result()
