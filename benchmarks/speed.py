@@ -12,6 +12,7 @@ import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +82,13 @@ def main() -> None:
     print(args.json)
 
 
-def measure(model: Path, arguments: str, repetitions: int) -> list[dict[str, Any]]:
-    """A process each, so that nothing is left over from the one before."""
-    command = [sys.executable, "-m", "pykvgraph", "bench", "-m", model.name, "--vs", "libllama", "-o", "json"]
+def measure(
+    model: Path, arguments: str, repetitions: int, rivals: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """A process each, so that nothing is left over from the one before. Rivals: as of --vs, more of them."""
+    command = [sys.executable, "-m", "pykvgraph", "bench", "-m", model.name, "-o", "json"]
+    for rival in ("libllama", *rivals):
+        command += ["--vs", rival]
     # elsewhere than in the source tree, which Python would take for the package
     done = subprocess.run(
         [*command, "-r", str(repetitions), *arguments.split()],

@@ -9,6 +9,9 @@
 
 #include "cpu/types_256.inl"
 #include "cpu/types_i.inl"
+#if LANES == 8
+#include "cpu/row_sums_avx2.inl"
+#endif
 
 namespace kvg::KVG_PRODUCTS {
 

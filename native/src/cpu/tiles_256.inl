@@ -91,18 +91,20 @@ template <class W> inline ints pair_sum(const block_factors & with, const rounde
     return sum;
 }
 
-// What a row's sum goes on by: `in_block` is the sum of its integers. Here alone floats are added.
+// What a row's sum goes on by: integers of a block with their scale. Here alone floats are added.
+inline void add_integers(ints integers, floats scale, const rounded_256 & row, float * out) {
+    store(out, fused(__builtin_convertvector(integers, floats), scale * all(row.scale), load<floats>(out)));
+}
+
+// `in_block` is the sum of a block's integers.
 template <class W, class FORM>
 inline void add_block(const block_factors & weights, ints in_block, const rounded_256 & row, float * out) {
-    const floats scale = all(row.scale);
-    auto sum = load<floats>(out);
     if constexpr (W::MINIMA) {
-        const auto minima = __builtin_convertvector(pair_sum<W>(weights, row), floats);
-        sum = fused(minima, weights.pair_scale * scale, sum);
+        add_integers(pair_sum<W>(weights, row), weights.pair_scale, row, out);
     } else if constexpr (HAS_PAIRS<W, FORM>) {
         in_block -= pair_sum<W>(weights, row);
     }
-    store(out, fused(__builtin_convertvector(in_block, floats), weights.scale * scale, sum));
+    add_integers(in_block, weights.scale, row, out);
 }
 
 // With as many groups as go together

@@ -119,7 +119,7 @@ void attend_op::add_observed(const attend_job & job) {
             }
         }
     }
-    observed_->n_queries += double{job.n_head} * (job.n_tokens - observed_from_);
+    observed_->n_queries += static_cast<double>(job.n_head) * (job.n_tokens - observed_from_);
 }
 
 // A unit is claimed by whoever is free. The thread that does the last range of a block's head merges them: nobody waits in here.
