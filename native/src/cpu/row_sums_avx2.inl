@@ -41,7 +41,7 @@ inline __m256i row_sum(const uint8_t * block, const uint8_t * x, const rounded_2
     __m256i sum = _mm256_sub_epi32(__m256i{}, _mm256_madd_epi16(_mm256_slli_epi16(scales, 5), load<__m256i>(row.sums16)));
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
-        const __m256i eight = _mm256_permute4x64_epi64(scales, half == 0 ? 0x44 : 0xee);
+        const __m256i eight = half == 0 ? _mm256_permute4x64_epi64(scales, 0x44) : _mm256_permute4x64_epi64(scales, 0xee);
         const __m256i high = load<__m256i>(block + 128 + half * 32);
 #pragma GCC unroll 2
         for (int k = 0; k < 2; ++k) { // 32 numbers, and those 64 further on
