@@ -33,7 +33,7 @@ def add_metadata(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
         writer.add_nextn_predict_layers(1)
     writer.add_context_length(spec.n_ctx_train)
     writer.add_embedding_length(spec.n_embd)
-    widths = [spec.n_ff_of(layer) * spec.feeds(layer) for layer in range(spec.n_layer)]
+    widths = [spec.n_ff_of(layer) * spec.feeds(layer) for layer in range(spec.n_block)]
     widths = [2 * width for width in widths] if spec.arch == "qwen" else widths
     writer.add_feed_forward_length(widths if len(set(widths)) > 1 else widths[0])
     if spec.arch != "cohere2moe":  # it says which norms there are
@@ -165,7 +165,7 @@ def add_heads(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
         heads = [spec.n_head * (layer % 3 < 2) for layer in range(spec.n_layer)]
     writer.add_head_count(heads if spec.arch in (*VARYING, "deci") else spec.n_head)
     if spec.arch in (*BY_KV_HEADS, "deci"):
-        writer.add_head_count_kv([spec.n_head_kv * spec.attends(layer) for layer in range(spec.n_layer)])
+        writer.add_head_count_kv([spec.n_head_kv * spec.attends(layer) for layer in range(spec.n_block)])
     elif spec.n_head_kv_window:
         writer.add_head_count_kv([spec.heads_of(layer)[1] for layer in range(spec.n_layer)])
     else:
@@ -204,7 +204,7 @@ def add_states(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:
     if spec.arch == "kimi-linear":
         writer.add_kda_head_dim(spec.state_dim)
     if spec.arch in NEMOTRONS:
-        writer.add_layer_norm_eps(1e-5)
+        writer.add_layer_norm_eps(1e-3)  # of the draft head's last norm; all others are RMS norms
 
 
 def add_gemma4(writer: gguf.GGUFWriter, spec: ArchSpec) -> None:

@@ -309,13 +309,15 @@ class ArchSpec:
     def attends(self, layer: int) -> bool:
         """deci: of every three layers the second has a matrix in its place, the third only feeds forward."""
         if self.arch in NEMOTRONS:
-            return layer % 3 == 1
+            return layer % 3 == 1 or layer >= self.n_layer
         if self.arch == "deci":
             return layer % 3 == 0
         return self.arch == "falcon-h1" or not self.has_state(layer)
 
     def feeds(self, layer: int) -> bool:
-        return self.arch not in (*NEMOTRONS, "mamba2") or (self.arch in NEMOTRONS and layer % 3 == 2)
+        if self.arch in NEMOTRONS:
+            return layer % 3 == 2 or layer >= self.n_layer
+        return self.arch != "mamba2"
 
     def reads_another(self, layer: int) -> bool:
         """Whether it reads K and V of an earlier layer."""

@@ -90,6 +90,9 @@ def _draft_head(random: Random) -> Tensors:
         "nextn.enorm.weight": random.norm(n),
         "nextn.hnorm.weight": random.norm(n),
     }
+    if random.spec.arch == "nemotron_h_moe":
+        parts["post_attention_norm.weight"] = random.norm(n)
+        parts["nextn.shared_head_norm.weight"] = random.norm(n)
     if random.spec.draft_output:
         parts |= {
             "nextn.embed_tokens.weight": random.matrix(N_VOCAB, n, gain=2.0),

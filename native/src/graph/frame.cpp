@@ -343,8 +343,8 @@ void decode_graph::add_draft() {
     const role_tensors & of_model = model_.frame();
     ggml_tensor * x = layer(draft_begin(hidden), h.n_layer() - 1);
     ggml_tensor * own_norm = w[role::draft_norm];
-    embd = norm_of_model(b, h, x, own_norm ? own_norm : of_model[role::output_norm],
-                         own_norm ? nullptr : of_model[role::output_norm_bias]);
+    embd = own_norm ? norm(b, h.draft_norm, x, own_norm, h.draft_norm_eps)
+                    : norm_of_model(b, h, x, of_model[role::output_norm], of_model[role::output_norm_bias]);
     ggml_set_output(ggml_set_name(embd, "embedding"));
     ggml_tensor * own = w[role::draft_output];
     add_logits(own ? own : of_model[role::output], own ? w.scale(role::draft_output) : nullptr);

@@ -243,11 +243,12 @@ enum class with {
     linear,    // that have a matrix in its place
     q_plain,   // those whose queries are made by one matrix, and those where two do
     q_latent,
-    state,        // that have a state
-    dense,        // those with a feed-forward of their own
-    dense_apart,  // of these, those with gate and up in two matrices, or with up alone
-    dense_in_one, // and those with both in one
-    experts,      // with experts
+    state,         // that have a state
+    dense,         // those with a feed-forward of their own
+    dense_apart,   // of these, those with gate and up in two matrices, or with up alone
+    dense_in_one,  // and those with both in one
+    experts,       // with experts
+    experts_alone, // of these, those that don't attend
     shared_expert,
     own_kv,     // with K and V of their own
     shared_kv,  // without

@@ -177,7 +177,7 @@ void require_possible_heads(const gguf_file & file, const std::vector<layer_spec
 // Layers that only guess tokens ahead are the last ones. Those that are not wanted, or of a kind that no recipe runs, are left out.
 void keep_draft_heads(const gguf_file & file, hparams & h, const arch_recipe & recipe, bool wanted) {
     const std::string tensor = strformat("blk.%u.nextn.eh_proj.weight", h.n_layer() - h.n_draft_heads);
-    h.has_draft_head = recipe.has_draft_head && h.n_draft_heads == 1 && file.find_tensor(tensor);
+    h.has_draft_head = recipe.has_draft_head && h.n_draft_heads == 1 && h.layers.back().attends() && file.find_tensor(tensor);
     if (wanted && !h.has_draft_head) {
         fail(KVG_UNSUPPORTED,
              "%s has no draft head that can be used here ('%s.nextn_predict_layers' is %u): load it without draft_heads, and "
@@ -225,6 +225,8 @@ hparams read_hparams(const gguf_file & file, bool draft_heads) {
     h.norm = norm_of(in, recipe);
     h.norm_eps = in.required_number(h.norm == norm_kind::layer ? "attention.layer_norm_epsilon" : RMS_EPSILON, 0.0f, 1.0f);
     h.post_norm_eps = h.norm_eps;
+    h.draft_norm = h.norm;
+    h.draft_norm_eps = h.norm_eps;
     h.residual_scale = 1.0f;
     h.logit_scale = 1.0f;
     h.embedding_scale = recipe.scaled_embedding ? std::sqrt(static_cast<float>(h.n_embd)) : 1.0f;

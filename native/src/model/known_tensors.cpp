@@ -108,6 +108,8 @@ bool has(const hparams & h, uint32_t il, with layers) {
         return h.layers[il].feed_forward.n_ff > 0 && h.layers[il].feed_forward.in_one;
     case with::experts:
         return h.layers[il].feed_forward.n_expert > 0;
+    case with::experts_alone:
+        return h.layers[il].feed_forward.n_expert > 0 && !h.layers[il].has_attention();
     case with::own_kv:
         return h.layers[il].kv_from == il;
     case with::shared_kv:

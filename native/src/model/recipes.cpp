@@ -373,7 +373,7 @@ arch_recipe recipe(const char * name, int rope_mode, const tensors & frame, cons
     return r;
 }
 
-arch_recipe with_draft_head(arch_recipe r) {
+arch_recipe with_draft_head(arch_recipe r, presence norm) {
     constexpr auto layers = with::draft_head;
     const auto embeddings = [&](const char * name, role to, scale s) {
         return tensor_spec{name, to, {extent::embd, extent::vocab, one}, presence::optional, layers, s};
@@ -385,7 +385,7 @@ arch_recipe with_draft_head(arch_recipe r) {
                 vector_of("nextn.enorm.weight", role::draft_embd_norm, extent::embd, presence::required, layers),
                 vector_of("nextn.hnorm.weight", role::draft_state_norm, extent::embd, presence::required, layers),
                 embeddings("nextn.embed_tokens.weight", role::draft_embd, scale::none),
-                vector_of("nextn.shared_head_norm.weight", role::draft_norm, extent::embd, presence::optional, layers),
+                vector_of("nextn.shared_head_norm.weight", role::draft_norm, extent::embd, norm, layers),
                 embeddings("nextn.shared_head_head.weight", role::draft_output, scale::applied)};
     return r;
 }

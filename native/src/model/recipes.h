@@ -86,8 +86,8 @@ void read_gating(const metadata & in, hparams & h, uint32_t fallback);
 void read_weights(const metadata & in, hparams & h);
 // Scales of embeddings, logits and what layers add.
 void read_granite(const metadata & in, hparams & h);
-// The row's files may have a draft head.
-arch_recipe with_draft_head(arch_recipe r);
+// The row's files may have a draft head. norm: whether it must have one of its own, or may end with the model's
+arch_recipe with_draft_head(arch_recipe r, presence norm = presence::optional);
 // A row with RMS norms and SwiGLU, whose rope rotates whole heads and has no factors.
 arch_recipe recipe(const char * name, int rope_mode, const tensors & frame, const tensors & layer,
                    void (*read)(const metadata & in, hparams & h));

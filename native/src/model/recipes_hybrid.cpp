@@ -275,12 +275,18 @@ void read_granite_hybrid(const metadata & in, hparams & h) {
     read_granite(in, h);
 }
 
+// A draft head attends and has experts.
+bool has_nemotron_draft_head(const hparams & h, uint32_t layer) {
+    return h.is_draft_head(layer) && h.layers[layer].feed_forward.n_expert > 0;
+}
+
 // A layer has a state, or attends, or feeds forward.
 void read_nemotron_h(const metadata & in, hparams & h) {
     const state_spec state = read_ssm(in, state_kind::mamba2);
-    for (layer_spec & layer : h.layers) {
+    for (uint32_t il = 0; il < h.n_layer(); ++il) {
+        layer_spec & layer = h.layers[il];
         const bool feeds = layer.feed_forward.n_ff > 0;
-        if (feeds) {
+        if (feeds && !has_nemotron_draft_head(h, il)) {
             layer.n_head = layer.n_head_kv = 0;
         } else if (layer.n_head_kv == 0) {
             make_recurrent(layer, state);
@@ -293,6 +299,8 @@ void read_nemotron_h(const metadata & in, hparams & h) {
 void read_nemotron_h_moe(const metadata & in, hparams & h) {
     read_nemotron_h(in, h);
     read_weights(in, h);
+    h.draft_norm = norm_kind::layer;
+    h.draft_norm_eps = in.optional_number("attention.layer_norm_epsilon", h.norm_eps, 0.0f, 1.0f);
     const uint32_t n_latent = in.optional("moe_latent_size", 0, 0, MAX_WIDTH);
     for (layer_spec & layer : h.layers) {
         feed_forward_spec & ff = layer.feed_forward;
@@ -336,7 +344,7 @@ arch_recipe nemotron_h() {
         return vector_of("attn_norm.weight", r, extent::embd, presence::required, layers);
     };
     const auto nemotron_norms = tensors{norm_of(role::attn_norm, with::attention), norm_of(role::attn_norm, with::state),
-                                        norm_of(role::ffn_norm, with::dense), norm_of(role::ffn_norm, with::experts)};
+                                        norm_of(role::ffn_norm, with::dense), norm_of(role::ffn_norm, with::experts_alone)};
     const auto attends = only(with::attention, projections() + output_bias_of_attention(presence::optional));
     arch_recipe r = hybrid("nemotron_h", GGML_ROPE_TYPE_NEOX, frame(),
                            nemotron_norms + attends + mamba2(presence::required) + ungated(), read_nemotron_h);
@@ -349,8 +357,10 @@ arch_recipe nemotron_with_experts(const arch_recipe & dense) {
     arch_recipe r = with_experts(dense, gating_kind::sigmoid, arch_recipe::beside);
     r.name = "nemotron_h_moe";
     r.read = read_nemotron_h_moe;
-    r.layer = dense.layer + choice_bias(presence::required) + latent_experts();
-    return r;
+    const auto norm_of_head =
+        vector_of("post_attention_norm.weight", role::ffn_norm, extent::embd, presence::required, with::draft_head);
+    r.layer = dense.layer + choice_bias(presence::required) + latent_experts() + tensors{norm_of_head};
+    return with_draft_head(r, presence::required);
 }
 
 } // namespace

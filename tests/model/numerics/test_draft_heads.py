@@ -36,6 +36,8 @@ SPECS = [
     ArchSpec("glm4moe", n_rot=16, n_expert=8, n_ff_shared=96, biases=True, draft_head=True),
     ArchSpec("glm4moe", n_rot=16, n_expert=8, n_ff_shared=96, draft_head=True, draft_output=True),
     ArchSpec("deepseek2", n_head_kv=1, rank=32, q_rank=48, n_expert=8, n_ff_shared=96, draft_head=True),
+    ArchSpec("nemotron_h_moe", 6, state_heads=4, n_expert=8, n_ff_shared=48, draft_head=True),
+    ArchSpec("nemotron_h_moe", 6, state_heads=8, n_expert=8, n_ff_shared=48, n_latent=32, draft_head=True),
 ]
 N_DRAFTED = 4
 
