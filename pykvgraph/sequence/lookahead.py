@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Literal
 
 from pykvgraph.checks import Integers, instance, integer, shown
-from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError, NotCopied, UnsupportedError
 from pykvgraph.model.model import Model
 from pykvgraph.sequence.sequence import TokenSequence
+from pykvgraph.sequence.way_back import WayBack, cannot_go_back, most_back
 
 _TOKENS = "tokenizer.ggml.tokens"
 _FIRST = 4  # tokens of the first draft
@@ -22,20 +22,22 @@ class Lookahead(NotCopied):
     """The outputs of one text's tokens, some of them known before these tokens are said.
 
     draft: a context of a smaller model with the same vocabulary, whose sequence 0 this object has; "mtp": the
-    draft head of the context's own model. draft_max: tokens of a draft at most. What is said stays the same:
-    only outputs of tokens that were really said are handed out, and the cells of all others are removed.
+    draft head of the context's own model. draft_max: tokens of a draft at most; with recurrent layers less
+    than half the states that there is room for beside two of each sequence (checkpoint_bytes), too. What
+    is said stays the same: only outputs of tokens that were really said are handed out, and the cells of all
+    others are removed.
     Drafts that hold get longer, others shorter, and where none of their tokens hold there are pauses. Where
     the draft model fails, or has no room, there are no drafts.
 
     n_drafted: tokens that were decoded because they might follow; n_accepted: how many of these did.
 
     Raises InvalidArgumentError for a model of another vocabulary, and UnsupportedError for "mtp" and a model
-    without a draft head, and where either cache can't go back by a few tokens: with windows, unless swa_full,
-    and with recurrent layers.
+    without a draft head, and where either cache can't go back by a few tokens: with windows, unless swa_full;
+    a draft model's with recurrent layers, the context's with these and no room for their states (WayBack).
     """
 
     def __init__(self, ctx: Context, seq: int, draft: Context | Literal["mtp"], draft_max: int) -> None:
-        _require_going_back(ctx)
+        self._back = WayBack(ctx, seq)
         self._ctx = ctx
         self._seq = seq
         self._draft: TokenSequence | None = None  # None: the model's own draft head
@@ -44,13 +46,15 @@ class Lookahead(NotCopied):
         else:
             instance(draft, Context, "draft")
             require_same_tokens(ctx.model, draft.model)
-            _require_going_back(draft)
+            if most_back(draft) is not None:
+                raise cannot_go_back(draft, "recurrent layers", "take another draft model")
             self._draft = TokenSequence(draft)
         self._most = integer(draft_max, "draft_max", 1)
+        if self._back.n_most is not None:
+            self._most = min(self._most, self._back.n_most)
         self._ahead: deque[tuple[int, LastOutput]] = (
             deque()
         )  # tokens in the cache, with the outputs behind them
-        self._batch = Batch()
         self._n = min(_FIRST, self._most)
         self._n_last = 0  # tokens of the last draft
         self._pause = self._n_to_wait = 0
@@ -69,11 +73,8 @@ class Lookahead(NotCopied):
         drafted = self._drafted(text, token)
         if not drafted:
             return None
-        self._batch.clear()
-        begin = self._ctx.kv.seq_pos_max(self._seq) + 1
-        self._batch.extend([token, *drafted], begin, (self._seq,), "all")
         try:
-            last, *outputs = self._ctx._handle.call(self._ctx._decode_each, self._batch)
+            last, *outputs = self._back.decode([token, *drafted])
         except CacheFullError:  # another thread was quicker
             return None
         self._ahead.extend(zip(drafted, outputs, strict=True))
@@ -83,12 +84,10 @@ class Lookahead(NotCopied):
 
     def drop(self) -> None:
         """Removes what is in the cache and was not said."""
-        n_left, kv = len(self._ahead), self._ctx.kv
+        n_left = len(self._ahead)
         self._ahead.clear()
         if n_left:
-            pending = kv.pending_token(self._seq)
-            kv.seq_rm(self._seq, kv.seq_pos_max(self._seq) + 1 - n_left, -1)
-            kv.set_pending_token(self._seq, pending)
+            self._back.go_back(n_left)
         self._learn(n_left)
 
     def _learn(self, n_left: int) -> None:
@@ -141,13 +140,3 @@ def require_same_tokens(model: Model, draft: Model) -> None:
             f"draft: token {differs} is {others[differs]!r} there, and {mine[differs]!r} in the model: "
             "use a draft model of the same family"
         )
-
-
-def _require_going_back(ctx: Context) -> None:
-    for group in ctx.kv.groups:
-        if group.kind == "state" or (group.kind == "window" and group.n_cells < ctx.n_ctx):
-            why = "recurrent layers" if group.kind == "state" else "windows (swa_full=True, --swa-full helps)"
-            raise UnsupportedError(
-                f"draft: {ctx.model.arch} has {why}, and its cache can't go back by a few tokens; an Engine "
-                "(serve, batch) has drafts for such a model"
-            )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +15,7 @@ from support import where
 from support.architectures import ArchSpec
 from support.crafted_heads import crafted
 from support.engines import open_context
+from support.models import N_VOCAB
 from support.recurrent import DELTA_NET
 from support.soak import F32
 
@@ -20,8 +23,10 @@ import pykvgraph as kvg
 from pykvgraph.chat import Conversation
 from pykvgraph.cli import main
 from pykvgraph.sequence.lookahead import Lookahead
+from pykvgraph.sequence.way_back import WayBack
 
 HEAD = ArchSpec("glm4moe", n_rot=16, n_expert=8, n_ff_shared=96, draft_head=True)
+RECURRENT = ArchSpec("qwen35", 4, period=4, state_heads=4, n_rot=8, n_head=8, draft_head=True)
 PROMPT = [1, *range(5, 25)]
 CHOICES: list[dict[str, Any]] = [
     {"max_tokens": 40},
@@ -230,3 +235,81 @@ def test_the_command_has_drafts_by_the_head(
     assert len(made) == 1 and made[0].n_accepted > 10
     refused = CliRunner().invoke(main, [*arguments, "--spec-type", "ngram-simple"])
     assert refused.exit_code == 2 and "serve and batch" in refused.output
+
+
+def drafts_of(
+    texts: dict[int, list[int]], begin: int, rng: random.Random
+) -> Callable[[kvg.Context, Any], list[list[int]]]:
+    """In place of Context.draft: what texts, by sequence, go on with behind `begin`, right to some token."""
+
+    def draft(ctx: kvg.Context, asked: list[tuple[int, int, int]]) -> list[list[int]]:
+        found = []
+        for seq, token, n in asked:
+            at = ctx.kv.seq_pos_max(seq) + 1 - begin
+            assert texts[seq][at] == token
+            coming = texts[seq][at + 1 : at + 1 + n]
+            n_right = rng.randint(0, n)
+            found.append([*coming[:n_right], *((each + 1) % N_VOCAB for each in coming[n_right:])])
+        return found
+
+    return draft
+
+
+def interleaved(ctx: kvg.Context, n_texts: int, choice: dict[str, Any], **drafts: Any) -> list[list[int]]:
+    """Texts that are said by turns, each by a generator of its own."""
+    prompts = [[token + seq for token in PROMPT] for seq in range(n_texts)]
+    streams = [kvg.generate(ctx, each, seq=seq, **choice, **drafts) for seq, each in enumerate(prompts)]
+    said: list[list[int]] = [[] for _ in streams]
+    for _ in range(choice["max_tokens"]):
+        for each, stream in zip(said, streams, strict=True):
+            each.extend(piece.token for piece in islice(stream, 1))
+    return said
+
+
+@pytest.mark.parametrize("n_texts", [1, 2])
+@pytest.mark.parametrize("choice", CHOICES[:2], ids=["greedy", "drawn"])
+def test_recurrent_layers_go_back(
+    architecture: Callable[[ArchSpec], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    made: list[Lookahead],
+    n_texts: int,
+    choice: dict[str, Any],
+) -> None:
+    """Drafts hold up to some token. Of two texts each drops states that the other would go back to."""
+    n_again, again = 0, WayBack._again
+
+    def counted(*arguments: Any) -> None:
+        nonlocal n_again
+        n_again += 1
+        again(*arguments)
+
+    monkeypatch.setattr(WayBack, "_again", counted)
+    path, sizes = architecture(RECURRENT), {"n_ctx": 256, "n_seq_max": n_texts, **F32}
+    with kvg.Model(path, device=where.device) as plain, open_context(plain, **sizes) as ctx:
+        without = interleaved(ctx, n_texts, choice)
+        looks = [(ctx.kv.seq_pos_max(seq), ctx.kv.pending_token(seq)) for seq in range(n_texts)]
+    texts = dict(enumerate(without))
+    monkeypatch.setattr(kvg.Context, "draft", drafts_of(texts, len(PROMPT), random.Random(3)))
+    with kvg.Model(path, device=where.device, draft_heads=True) as model, open_context(model, **sizes) as ctx:
+        assert interleaved(ctx, n_texts, choice, draft="mtp") == without
+        assert [(ctx.kv.seq_pos_max(seq), ctx.kv.pending_token(seq)) for seq in range(n_texts)] == looks
+    for each in made:
+        assert 5 < each.n_accepted < each.n_drafted
+    assert (n_again > 0) == (n_texts > 1)
+
+
+def test_a_recurrent_models_own_head(architecture: Callable[[ArchSpec], Path], made: list[Lookahead]) -> None:
+    """It guesses hardly anything: texts go back behind each draft, also in a cache that has to be shifted."""
+    path = architecture(RECURRENT)
+    with (
+        kvg.Model(path, device=where.device) as plain,
+        kvg.Model(path, device=where.device, draft_heads=True) as model,
+    ):
+        for n_ctx in (256, 48):
+            assert said(model, "mtp", n_ctx, CHOICES[1]) == said(plain, None, n_ctx, CHOICES[1])
+        assert all(each.n_drafted > 0 for each in made)
+        with (
+            open_context(model, n_ctx=64, checkpoint_bytes=0) as ctx,
+            pytest.raises(kvg.UnsupportedError, match="larger checkpoint_bytes"),
+        ):
+            kvg.generate(ctx, PROMPT, draft="mtp")
