@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pykvgraph.checks import size_text
+from pykvgraph.cli.draft import spec_type_of, spec_type_option
 from pykvgraph.cli.show import new_table, print_json, print_table, safe_cell
 from pykvgraph.cli.verb import (
     Verb,
@@ -70,6 +71,7 @@ _TIMED_CELLS = 4096  # of a cache in which steps are measured
 @cache_type_options
 @swa_option
 @where_options
+@spec_type_option("draft-mtp where the model's file has a draft head, else none")
 @option("--time", "is_timed", is_flag=True, help="Also load the model, and measure how long steps last.")
 @plot_option("Also draw what more or fewer cells take, and with --time what was measured.")
 @json_option
@@ -78,6 +80,7 @@ def plan(
     where: Where,
     n_ctx: int | None,
     margin: int,
+    spec_type: str | None,
     is_timed: bool,
     as_json: bool,
     plot: str | None,
@@ -86,7 +89,8 @@ def plan(
     """Show how large a cache the memory has room for.
 
     Nothing is loaded, unless --time is given. Each size is planned as a context would allocate it: weights,
-    cells, graphs. What may be taken is --margin per cent less than what is free: on a device what the device
+    cells, graphs. A draft head of the model's own counts, unless --spec-type none leaves it out; no draft
+    model does. What may be taken is --margin per cent less than what is free: on a device what the device
     tells, on the host the least of what the kernel has, of what control groups leave, and of ulimit. `-c
     auto` of other verbs, and n_ctx="auto" in Python, take what is found here.
 
@@ -100,7 +104,9 @@ def plan(
     with GgufFile(model, kv_overrides=where.kv_overrides) as file:
         info = file.model_info()
     most = n_ctx or info.n_ctx_train * sizes["n_seq_max"]
-    arguments = {**where.model(), **where.context(), **sizes}
+    has_head = spec_type_of(spec_type, None, model, where.kv_overrides) == "draft-mtp"
+    of_model = {**where.model(), "draft_heads": has_head}
+    arguments = {**of_model, **where.context(), **sizes}
     fit = fit_n_ctx(model, most, margin=margin, **arguments)
     chosen = (sizes["type_k"], sizes["type_v"])
     by_type = {name: fit.n_ctx for name in TYPES if chosen == (name, name)}
@@ -110,7 +116,9 @@ def plan(
                 other = {**arguments, "type_k": name, "type_v": name}
                 by_type[name] = fit_n_ctx(model, most, margin=margin, **other).n_ctx
     memory = learn_memory(model, **arguments)
-    times, samples = _times(model, where, fit, sizes, bool(plot)) if is_timed else (None, [])
+    times, samples = (
+        _times(model, of_model, fit, {**sizes, **where.context()}, bool(plot)) if is_timed else (None, [])
+    )
     speed = _speed(times, min(fit.n_ctx, info.n_ctx_train), sizes["n_ubatch"]) if times else {}
     if as_json:
         found = {"most": most, "n_ctx_by_type": by_type, "memory": dataclasses.asdict(memory)}
@@ -128,14 +136,14 @@ def plan(
 
 
 def _times(
-    model: str, where: Where, fit: Fit, sizes: dict[str, Any], is_plotted: bool
+    model: str, of_model: dict[str, Any], fit: Fit, of_context: dict[str, Any], is_plotted: bool
 ) -> tuple[TimeModel, list[StepSample]]:
     """What is remembered of this model's steps, or measured; a picture shows what is measured now."""
     import pykvgraph as kvg
     from pykvgraph.engine.step_times import learn_times, times_of
 
-    context = {**sizes, "n_ctx": min(fit.n_ctx, _TIMED_CELLS), **where.context()}
-    with kvg.Model(model, **where.model()) as loaded, kvg.Context(loaded, **context) as ctx:
+    context = {**of_context, "n_ctx": min(fit.n_ctx, _TIMED_CELLS)}
+    with kvg.Model(model, **of_model) as loaded, kvg.Context(loaded, **context) as ctx:
         return learn_times(ctx)[:2] if is_plotted else (times_of(ctx), [])
 
 

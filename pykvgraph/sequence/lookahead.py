@@ -8,10 +8,10 @@ from typing import Literal
 
 from pykvgraph.checks import Integers, instance, integer, shown
 from pykvgraph.context.context import Context, LastOutput
+from pykvgraph.context.way_back import WayBack, cannot_go_back, most_back
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError, NotCopied, UnsupportedError
 from pykvgraph.model.model import Model
 from pykvgraph.sequence.sequence import TokenSequence
-from pykvgraph.sequence.way_back import WayBack, cannot_go_back, most_back
 
 _TOKENS = "tokenizer.ggml.tokens"
 _FIRST = 4  # tokens of the first draft

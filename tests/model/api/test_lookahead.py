@@ -22,8 +22,8 @@ from support.soak import F32
 import pykvgraph as kvg
 from pykvgraph.chat import Conversation
 from pykvgraph.cli import main
+from pykvgraph.context.way_back import WayBack
 from pykvgraph.sequence.lookahead import Lookahead
-from pykvgraph.sequence.way_back import WayBack
 
 HEAD = ArchSpec("glm4moe", n_rot=16, n_expert=8, n_ff_shared=96, draft_head=True)
 RECURRENT = ArchSpec("qwen35", 4, period=4, state_heads=4, n_rot=8, n_head=8, draft_head=True)

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from support.kept_graphs import grow_graphs
 from support.made_contexts import of_made_contexts
+from support.planned import decode_apart
 
 import pykvgraph as kvg
 from pykvgraph.cli import main
@@ -161,3 +163,26 @@ def test_times(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_what_a_cell_takes() -> None:
     """Of 5 layers with 4 heads of 8 in K and in V, in F16."""
     assert plan()["memory"]["n_out"] == pytest.approx(5 * 4 * 8 * 2 * 2, rel=0.01)
+
+
+@pytest.mark.parametrize("heads", [True, False])
+def test_a_draft_head_counts(heads: bool) -> None:
+    """Unless it is left out; and within 2 % of what a context takes that has drafted."""
+    path = STORIES.replace("260K", "260K-mtp")
+    options = ["--spec-type", "none"] if not heads else []
+    run_of = ["plan", "-m", path, "-dev", "none", "-c", "400", "-b", "64", "-ub", "64", "--json"]
+    (part,) = json.loads(run(*run_of, *options).stdout)["parts"]
+    sizes: dict[str, Any] = {"n_ctx": 400, "n_batch": 64, "n_ubatch": 64}
+    with (
+        kvg.Model(path, device="cpu", draft_heads=heads) as model,
+        kvg.Context(model, **sizes) as ctx,
+    ):
+        grow_graphs(ctx)
+        decode_apart(ctx)
+        if heads:
+            ctx.draft([(0, 5, 2)])
+        (held,) = ctx.devices
+    for kind in ("weight_bytes", "cache_bytes", "compute_bytes"):
+        planned, taken = part[kind], getattr(held, kind)
+        assert taken <= planned <= 1.02 * taken, kind
+    assert part["n_layer"] == 5 + heads
