@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pykvgraph.checks import integer, shown
+from pykvgraph.context.context import Context
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, UnsupportedError
 from pykvgraph.kv_cache.cache import KVCache
 from pykvgraph.types import ShiftReport
@@ -80,6 +81,15 @@ class ContextShift:
         if self.on_shift is not None:
             self.on_shift(report)
         return report
+
+
+def can_move(ctx: Context) -> bool:
+    """Whether cells of any text can be moved, and what is behind them stays: the cache keeps all positions.
+
+    Not where K can't be rotated, layers are recurrent, or layers with a window lose what is behind it.
+    """
+    kinds = {"full", "window"} if ctx.swa_full else {"full"}
+    return ctx.kv.can_shift and all(group.kind in kinds for group in ctx.kv.groups)
 
 
 def self_extend(kv: KVCache, seq: int, p0: int, p1: int, n_grp: int) -> int:

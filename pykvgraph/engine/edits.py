@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pykvgraph.context.common_length import common_length
+from pykvgraph.context.context_shift import can_move
 from pykvgraph.engine.earlier_texts import EarlierText, EarlierTexts
 from pykvgraph.engine.moved_parts import Part, anew_of, move, n_copied, parts_of
 from pykvgraph.engine.request_sequence import RequestSequence
@@ -59,11 +60,10 @@ class Edits:
     """
 
     def __init__(self, running_set: RunningSet, texts: EarlierTexts, reuse: int) -> None:
-        kv = running_set.kv
         self._running_set = running_set
         self._texts = texts
         self._reuse = reuse
-        self._can_move = kv.can_shift and all(group.kind == "full" for group in kv.groups)
+        self._can_move = can_move(running_set.context)
 
     def are_for(self, sequence: RequestSequence) -> bool:
         """Whether the text may have approximate cells. One that began without them goes on without."""

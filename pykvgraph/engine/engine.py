@@ -13,6 +13,7 @@ import numpy as np
 
 from pykvgraph.checks import Integers, flag, integer, integers, real, shown, text_bytes
 from pykvgraph.context.context import Context
+from pykvgraph.context.context_shift import can_move
 from pykvgraph.context.pooling import Pooling
 from pykvgraph.engine import embedding, ranking
 from pykvgraph.engine.commands import Park, Submit
@@ -173,9 +174,10 @@ class Engine(NotCopied):
 
     @property
     def can_shift(self) -> bool:
-        """Whether texts may have a window: not where layers are recurrent, or have windows of their own."""
-        kv = self.context.kv
-        return kv.can_shift and all(group.kind == "full" for group in kv.groups)
+        """Whether texts may have a window, and be edited: not where layers are recurrent, nor where they have
+        windows of their own, unless swa_full.
+        """
+        return can_move(self.context)
 
     def submit(
         self,

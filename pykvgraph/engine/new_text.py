@@ -82,7 +82,10 @@ def require_shift(can_shift: bool, window: Window, params: SamplingParams, n_pro
     if not isinstance(window, Window):
         raise InvalidArgumentError(f"window must be a Window, got {shown(window)}")
     if not can_shift:
-        raise UnsupportedError("this model's cache can't be shifted: ask without a window")
+        raise UnsupportedError(
+            "this model's cache can't be shifted: ask without a window, or open the engine with "
+            "swa_full=True where its layers have windows of their own"
+        )
     if params.n_seqs > 1:
         raise InvalidArgumentError(f"window: it is for one sample or beam, and there are {params.n_seqs}")
     if n_prompt >= window.n_ctx:

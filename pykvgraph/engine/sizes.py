@@ -77,7 +77,7 @@ def sizes_for(
     """
     model._require_all_layers()
     with Context(model, n_ctx=256, n_batch=32, n_ubatch=32, n_seq_max=1, **context) as probe:
-        groups = probe.kv.groups
+        groups = [group for group in probe.kv.groups if group.kind == "state" or not probe.swa_full]
     free = int(_free_bytes(model) * budget.share)
     context = {**context, **batch, "n_seq_max": n_seq_max}
     if n_ctx is not None:
@@ -103,7 +103,10 @@ def sizes_for(
 
 
 def _with_points(n_ctx: int, groups: Sequence[CellGroup], n_seq_max: int, n_states: int, free: int) -> Sizes:
-    """Room for resume points in a part of the free memory, where the model needs them."""
+    """Room for resume points in a part of the free memory, where the model needs them.
+
+    groups: those that don't keep every position, and others perhaps.
+    """
     windows = [group for group in groups if group.kind == "window"]
     state_bytes = sum(group.cell_bytes for group in groups if group.kind == "state")
     if not windows and not state_bytes:

@@ -22,7 +22,7 @@ def follows_alone(
     give_up(ctx, n): gives up some of the n tokens of sequence 0, closes the gaps, and returns how many.
     """
     n_times = 0
-    with kvg.Context(model, n_ctx=2 * n_ctx, **F32) as ctx:
+    with kvg.Context(model, n_ctx=2 * n_ctx, swa_full=True, **F32) as ctx:
         batch = kvg.Batch()
         batch.extend(prompt, 0)
         ctx.decode(batch)

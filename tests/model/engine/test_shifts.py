@@ -44,6 +44,16 @@ def test_it_says_what_one_alone_says(model: kvg.Model, n_keep: int, n_discard: i
             assert are_likeliest(model, ids_of(model, 30, i), other.result().tokens)
 
 
+def test_windows_that_keep_every_position(architecture: Callable[[ArchSpec], Path]) -> None:
+    with kvg.Model(architecture(GEMMA), device=where.device) as model:
+        prompt = ids_of(model, 50, 1)
+        with kvg.Engine(model, n_ctx=200, n_seq_max=2, swa_full=True, **F32) as engine:
+            done = engine.submit(
+                prompt, kvg.SamplingParams(max_tokens=100), window=kvg.Window(96, 4)
+            ).result()
+        assert follows_alone(model, prompt, list(done.tokens), 96, oldest(4, 0)) > 0
+
+
 def test_who_shares_the_prompt_is_not_touched(model: kvg.Model) -> None:
     """Texts with one prompt, some of which shift: the others, and who comes later, find true cells."""
     prompt = ids_of(model, 70, 1)
