@@ -361,8 +361,10 @@ class Engine(NotCopied):
     ) -> int:
         """Gives up the cells of what the cache has of a text; returns how many tokens that were.
 
-        prompt, adapters: as in save_prefix(). What running or other kept texts begin with, too, stays. Raises
-        InvalidArgumentError.
+        prompt, adapters: as in save_prefix(). What running or other kept texts begin with, too, stays, and so
+        do edited texts that were made of its cells, as they are under other salts: what edit_prefix() left is
+        given up by its own tokens and salt=into. What requests with edit="approximate" left goes when others
+        need the cells, and meanwhile only their own session finds it. Raises InvalidArgumentError.
         """
         ids = array("i", self._ids_of(prompt).tobytes())
         _, salt = self._under(adapters, salt)

@@ -27,7 +27,7 @@ class Entry:
 
     fetches: what loads prefixes from tiers; None: there are no tiers. spacing: tokens from one spare resume
     point of a prompt to the next; 0: they are where steps end anyhow. reuse: see Edits. counts: gets
-    prompt_tokens, prefix_hit_tokens and decoded_again.
+    prompt_tokens, prefix_hit_tokens, edited_tokens and decoded_again.
     """
 
     def __init__(
@@ -173,6 +173,7 @@ class Entry:
             sequence.enter(n, max(known - n, 0))
             self._counts["prompt_tokens"] += sequence.n_prompt
             self._counts["prefix_hit_tokens"] += sequence.n_cached
+            self._counts["edited_tokens"] += sequence.use.edited
             self._counts["decoded_again"] += sequence.n_again
         if self._running_set.shares:
             self._tell_others(sequence, n_exact)

@@ -113,6 +113,7 @@ class Stepper:
             n_preempted=self._running_set.n_preempted,
             prompt_tokens=count["prompt_tokens"],
             prefix_hit_tokens=count["prefix_hit_tokens"],
+            edited_tokens=count["edited_tokens"],
             decoded_again=count["decoded_again"],
             decoded_tokens=count["decoded"],
             cells_used=tuple(group.n_used for group in kv.groups),

@@ -119,7 +119,8 @@ class EngineStats:
     were decoded without drafts. "slow": by what was measured, it would take longer than it saves. "cells":
     more than draft_share of the cells would be in use, or others may need them. tiers: of an engine with
     Tiers. drafts: how many drafts were decoded. stepped_texts: the texts of each step, all steps together.
-    n_pinned: cells that stay for a time, as requests wanted it (Pin).
+    n_pinned: cells that stay for a time, as requests wanted it (Pin). edited_tokens: of prefix_hit_tokens,
+    those that are approximate, as edited texts had them.
     """
 
     steps: int
@@ -141,6 +142,7 @@ class EngineStats:
     drafts: int = 0
     stepped_texts: int = 0
     n_pinned: int = 0
+    edited_tokens: int = 0
 
 
 class PromptProgress(NamedTuple):

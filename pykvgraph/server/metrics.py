@@ -85,6 +85,7 @@ class Metrics:
             "decoded_tokens", "Tokens that were decoded, of prompts and answers", stats.decoded_tokens
         )
         yield _counter("prefix_hit_tokens", "Prompt tokens shared with other texts", stats.prefix_hit_tokens)
+        yield _counter("edited_tokens", "Of these, approximate ones of edited texts", stats.edited_tokens)
         yield _counter("prefix_asked_tokens", "Prompt tokens of all texts that began", stats.prompt_tokens)
         yield _counter(
             "decoded_again", "Prompt tokens decoded though the cache had them", stats.decoded_again

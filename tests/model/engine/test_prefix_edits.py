@@ -38,6 +38,12 @@ def test_it_says_what_an_edited_sequence_says(small: kvg.Model, repair: int) -> 
         done = engine.submit([*left, *behind], kvg.SamplingParams(max_tokens=12), salt=salt).result(60)
         assert done.n_cached == len(left)
         assert list(done.tokens) == said[: len(done.tokens)] and done.tokens
+        if n_exact is not None:  # an edited copy is another text, which stays until it is named
+            engine.forget_prefix([*ids, 1])
+            assert engine.find_prefix(ids) == 0
+            assert engine.find_prefix(left, salt=b"edited") == len(left)
+            engine.forget_prefix([*left, *behind, *done.tokens], salt=b"edited")
+            assert engine.find_prefix(left, salt=b"edited") == 0
 
 
 def test_a_tail_a_part_and_what_is_not_there(small: kvg.Model) -> None:

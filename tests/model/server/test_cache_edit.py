@@ -27,7 +27,7 @@ def load() -> kvg.Engine:
 def serve(request: Any) -> Iterator[httpx.Client]:
     """A server that was started with --cache-edit `request.param`."""
     with (
-        served(load, n_slots=2, n_ctx_slot=512, cache_edit=request.param) as (url, _),
+        served(load, n_slots=2, n_ctx_slot=512, cache_edit=request.param, metrics=True) as (url, _),
         httpx.Client(base_url=url, timeout=30) as client,
     ):
         yield client
@@ -58,6 +58,7 @@ def test_what_is_edited(serve: httpx.Client, asked: dict[str, Any], edited: int)
     told = CompletionUsage.model_validate(usage)
     assert told.prompt_tokens_details is not None
     assert told.prompt_tokens_details.cached_tokens == 50 + edited
+    assert f"\nkvgraph:edited_tokens_total {edited}.0\n" in serve.get("/metrics").text
 
 
 @pytest.mark.parametrize("serve", ["off"], indirect=True)
