@@ -610,6 +610,24 @@ KVG_API kvg_status kvg_kv_update(kvg_context * context, kvg_update_stats * out);
    waiting_cells: the number after the last of these updates, 0 when there was none. */
 KVG_API kvg_status kvg_kv_take_stats(kvg_context * context, kvg_update_stats * out);
 
+/* Composite cells: cells of a sequence in a group without a window, of which n_kept stay, and each head of each layer has K and V of n_kept
+   of its own choice in these. */
+typedef struct kvg_kv_composite {
+    size_t struct_size;
+    int64_t group;
+    int64_t n_cells;
+    const int32_t *
+        cells; /* (n_cells), all different; all that the sequence has at their positions, and nobody else has any of them */
+    int64_t n_kept;       /* 1 to n_cells */
+    const int32_t * from; /* (n_layer, n_head_kv, n_kept): indices into `cells`, rising for each head */
+} kvg_kv_composite;
+
+/* groups: one for each group without a window, in their order, all with the same positions and the same n_kept. The lowest n_kept of the cells
+   stay, all at the last of the positions; the sequence leaves the others, and in groups with a window the other positions. K is rotated to
+   the cells' positions before, also of cells that wait. All rows of such a cell move alike from then on. KVG_UNSUPPORTED for a model that
+   tells distances by cells' positions (ALiBi). When the device fails while rows are written, K and V can't be used until kvg_kv_clear. */
+KVG_API kvg_status kvg_kv_compose(kvg_context * context, int64_t seq, const kvg_kv_composite * groups, int64_t n_groups);
+
 /* A snapshot of a group's cells. pos (n_cells); seq (n_cells, n): a bit for each sequence, in n = (n_seq_max + 63) / 64 words; shift
    (n_cells): the pending shift; dither (n_cells): the dither that K carries, as docs/state-format.md numbers it; n_holds (n_cells).
    NULL: not wanted. */
@@ -815,7 +833,7 @@ KVG_API kvg_status kvg_specials_encode(const kvg_specials * specials, const void
    one); 0 switches the fault off.
    Sites: "cells", "build", "alloc", "compute", "shift-build", "shift-alloc", "shift-compute", "defrag-build",
    "defrag-alloc", "defrag-compute", "defrag-cells" (sort, after the rows of a step), "copy-build", "copy-alloc", "copy-compute",
-   "load-write" (after the rows), "alloc-kept" (a small graph gets no memory of its own, and shares that of the others).
+   "load-write" (after the rows), "compose-rows" (after the rows of one tensor), "alloc-kept" (a small graph gets no memory of its own, and shares that of the others).
    Seven more sites change what is computed, as long as `countdown` is not 0: "shift-skip" (K is not rotated), "shift-sign" (K is rotated
    in the wrong direction), "defrag-source" (each move reads the row next to its source), "lacks-rope" and "lacks-mul-mat" (no
    device except the CPU has that operation), "window" (in models that are loaded meanwhile every second layer, from the first on,

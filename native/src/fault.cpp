@@ -15,7 +15,7 @@ struct fault_site {
 };
 
 // Thread-local, so that a test in one thread can't trip another one's context.
-static thread_local std::array<fault_site, 36> sites = {{
+static thread_local std::array<fault_site, 37> sites = {{
     {"cells", 0},          {"build", 0},         {"alloc", 0},
     {"compute", 0},        {"shift-build", 0},   {"shift-alloc", 0},
     {"shift-compute", 0},  {"defrag-build", 0},  {"defrag-alloc", 0},
@@ -28,6 +28,7 @@ static thread_local std::array<fault_site, 36> sites = {{
     {"checkpoint", 0},     {"working-alloc", 0}, {"carry-in", 0},
     {"carry-out", 0},      {"pack-build", 0},    {"pack-alloc", 0},
     {"pack-compute", 0},   {"replace", 0},       {"classify", 0},
+    {"compose-rows", 0},
 }};
 
 static fault_site & find_site(const char * name) {

@@ -261,6 +261,17 @@ class KvgKvCheckpointList(Structure):
     )
 
 
+class KvgKvComposite(Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("group", c_int64),
+        ("n_cells", c_int64),
+        ("cells", POINTER(c_int32)),
+        ("n_kept", c_int64),
+        ("from", POINTER(c_int32)),
+    )
+
+
 class KvgKvInfo(Structure):
     _fields_ = (
         ("struct_size", c_size_t),
@@ -484,6 +495,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "kvg_hold": KvgHold,
     "kvg_incoming_rows": KvgIncomingRows,
     "kvg_kv_checkpoint_list": KvgKvCheckpointList,
+    "kvg_kv_composite": KvgKvComposite,
     "kvg_kv_info": KvgKvInfo,
     "kvg_kv_place": KvgKvPlace,
     "kvg_kv_read_request": KvgKvReadRequest,
@@ -560,6 +572,7 @@ STATUS_FUNCTIONS = (
     "kvg_kv_defrag",
     "kvg_kv_update",
     "kvg_kv_take_stats",
+    "kvg_kv_compose",
     "kvg_kv_cells",
     "kvg_kv_state_layers",
     "kvg_kv_states",
@@ -769,6 +782,8 @@ def declare(lib: CDLL) -> None:
     lib.kvg_kv_update.restype = c_int32
     lib.kvg_kv_take_stats.argtypes = [c_void_p, POINTER(KvgUpdateStats)]
     lib.kvg_kv_take_stats.restype = c_int32
+    lib.kvg_kv_compose.argtypes = [c_void_p, c_int64, POINTER(KvgKvComposite), c_int64]
+    lib.kvg_kv_compose.restype = c_int32
     lib.kvg_kv_cells.argtypes = [
         c_void_p,
         c_int64,

@@ -129,8 +129,9 @@ def quality(
                                          read alone, and then linked; the first
                                          K tokens of each are decoded again
       forget POLICY SHARE|cells=N        the cells that matter least go: a share
-                                         of them when all is read (0.5), or all
-                                         the time, so that N are left
+                        [composite]      of them when all is read (0.5), or all
+                                         the time, so that N are left; each head
+                                         chooses those that it keeps
 
     Tasks hide something in a text of --length tokens and ask for it. Six are RULER's, by its definitions. Of
     erase's two facts an edit cuts out one; the other must be known then, and that one not. chat asks for what

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph.checks import shown
+from pykvgraph.checks import flag, shown
 from pykvgraph.context.context import Context
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 
@@ -59,6 +59,10 @@ class TextCells:
                 "cells to be forgotten"
             )
 
+    def number_of_cells(self) -> npt.NDArray[np.intp]:
+        """Of each cell of a group, in its order, the number of its position. (n_cells,)"""
+        return self._number
+
     def by_position(self, of_cells: npt.NDArray[np.floating]) -> Floats:
         """The mean of the numbers of each position's cells. of_cells: (n_cells,), in a group's order."""
         sums = np.bincount(self._number, of_cells, len(self.positions))
@@ -88,15 +92,27 @@ def keydiff(text: TextCells) -> Floats:
     The mean over the heads of K of all layers.
     """
     total, n = np.zeros(len(text.positions)), 0
-    for group in text.groups:
-        for layer in group.layers:
-            k = text.kv.read_k(layer)[group.cells]  # (n_cells, n_head_kv, head_dim)
-            directions = k / np.maximum(np.linalg.norm(k, axis=2, keepdims=True), _LEAST)
-            mean = directions.mean(axis=0)
-            mean /= np.maximum(np.linalg.norm(mean, axis=1, keepdims=True), _LEAST)
-            total -= text.by_position(np.einsum("chd,hd->c", directions, mean))
-            n += k.shape[1]
+    for layers in keydiff_of_heads(text):
+        for heads in layers:
+            total += text.by_position(heads.sum(axis=0))
+            n += len(heads)
     return total / n
+
+
+def keydiff_of_heads(text: TextCells) -> Iterator[Iterator[Floats]]:
+    """keydiff() of each head, before any mean."""
+    return (
+        (_keydiff_of_layer(text.kv.read_k(layer)[group.cells]) for layer in group.layers)
+        for group in text.groups
+    )
+
+
+def _keydiff_of_layer(k: npt.NDArray[np.float32]) -> Floats:
+    """k: (n_cells, n_head_kv, head_dim). Returns (n_head_kv, n_cells)."""
+    directions = k / np.maximum(np.linalg.norm(k, axis=2, keepdims=True), _LEAST)
+    mean = directions.mean(axis=0)
+    mean /= np.maximum(np.linalg.norm(mean, axis=1, keepdims=True), _LEAST)
+    return -np.einsum("chd,hd->hc", directions, mean).astype(np.float64)
 
 
 def snapkv(text: TextCells) -> Floats:
@@ -120,15 +136,18 @@ class Policy(NamedTuple):
     """A score for each position of a text, of which the lowest go first.
 
     n_observed: how many of the last tokens are decoded once more before, for what they attend to.
+    of_heads: the same of each head of K, for composite cells: for each group and each of its layers
+    (n_head_kv, n_cells), in the order of the group's cells; None: all heads have the same, or it isn't known.
     """
 
     score: Callable[[TextCells], Floats]
     n_observed: int = 0
+    of_heads: Callable[[TextCells], Iterator[Iterator[Floats]]] | None = None
 
 
 POLICIES: dict[str, Policy] = {
     "window": Policy(window),
-    "keydiff": Policy(keydiff),
+    "keydiff": Policy(keydiff, of_heads=keydiff_of_heads),
     "snapkv": Policy(snapkv, _N_OBSERVED),
     "tova": Policy(tova, 1),
 }
@@ -139,3 +158,13 @@ def checked_policy(name: str) -> str:
     if not isinstance(name, str) or name not in POLICIES:
         raise InvalidArgumentError(f"policy must be one of {', '.join(POLICIES)}, got {shown(name)}")
     return name
+
+
+def checked_composite(composite: bool, policy: str) -> bool:
+    """`composite`, for a policy that tells heads apart where it is true. Raises InvalidArgumentError."""
+    if flag(composite, "composite") and POLICIES[policy].of_heads is None:
+        names = ", ".join(name for name, each in POLICIES.items() if each.of_heads)
+        raise InvalidArgumentError(
+            f"composite: {policy} doesn't score each head on its own; policies that do: {names}"
+        )
+    return composite

@@ -11,12 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pykvgraph.checks import integer, shown
-from pykvgraph.context.cell_scores import POLICIES, TextCells, checked_policy
+from pykvgraph.context.cell_scores import POLICIES, Floats, TextCells, checked_composite, checked_policy
 from pykvgraph.context.context import Context
 from pykvgraph.context.context_shift import require_room
 from pykvgraph.context.second_reading import read_again
 from pykvgraph.errors import CacheFullError, InvalidArgumentError
 from pykvgraph.kv_cache.cache import KVCache
+from pykvgraph.kv_cache.composite import Composition
+from pykvgraph.kv_cache.composite import compose as compose_cells
 from pykvgraph.types import ForgetReport
 
 POLICY = "keydiff"
@@ -33,7 +35,8 @@ class Forget:
 
     budget: the most cells of a sequence; None: as many as the cache has room for. policy: by what cells are
     chosen: one of context.cell_scores.POLICIES (docs/forgetting.md). on_forget: called with a ForgetReport
-    each time.
+    each time. composite: each head of each layer keeps
+    tokens of its own choice, gathered in composite cells, where the policy tells heads apart ("keydiff").
 
     128 cells are forgotten at a time, or half of those that may be where that is less. The first 4 and the
     last 64 are not, nor those that a window sees, nor any that other sequences or holds have, too.
@@ -48,9 +51,10 @@ class Forget:
     budget: int | None = None
     policy: str = POLICY
     on_forget: Callable[[ForgetReport], None] | None = None
+    composite: bool = False
 
     def __post_init__(self) -> None:
-        checked_policy(self.policy)
+        checked_composite(self.composite, checked_policy(self.policy))
         if self.budget is not None:
             object.__setattr__(self, "budget", integer(self.budget, "budget", N_SINKS + N_RECENT + 1))
         if self.on_forget is not None and not callable(self.on_forget):
@@ -77,8 +81,13 @@ class Forget:
         n_most = n_forgettable(ctx, seq)
         n_cells = max(n_missing, min(N_AT_ONCE, n_most // 2))
 
-        places = chosen(ctx, seq, n_cells, self.policy, lambda n: read_again(ctx, seq, last[-n:]))
-        report = drop(ctx.kv, seq, places)
+        def read(n: int) -> None:
+            read_again(ctx, seq, last[-n:])
+
+        if self.composite:
+            report = compose(ctx, seq, n_cells, self.policy, read)
+        else:
+            report = drop(ctx.kv, seq, chosen(ctx, seq, n_cells, self.policy, read))
         if ctx.kv.seq_pos_max(seq) + 1 + report.n_cells > ctx.model.n_ctx_train and ctx.kv.can_shift:
             close_gaps(ctx, seq)
         if self.on_forget is not None:
@@ -103,6 +112,55 @@ def chosen(
     Raises what `read` raises; CacheFullError when fewer cells may be forgotten, and UnsupportedError as
     TextCells does.
     """
+    text, may_go = _read(ctx, seq, n_cells, policy, read, n_keep, shared)
+    numbers = np.flatnonzero(may_go)
+    order = numbers[np.argsort(POLICIES[policy].score(text)[numbers], kind="stable")]
+    n = int(np.searchsorted(np.cumsum(text.n_cells[order]), n_cells)) + 1
+    return np.sort(text.positions[order[:n]])
+
+
+def compose(
+    ctx: Context, seq: int, n_cells: int, policy: str, read: Callable[[int], None] = lambda n: None
+) -> ForgetReport:
+    """Forgets n_cells cells of a sequence; in those that stay each head has its own choice of tokens.
+
+    The cells that may be forgotten become one span, at the last of their positions (kv_cache.composite). The
+    policy must have scores of heads. Where one cell would be left of them it goes, too.
+
+    Raises as chosen() does, and what kv_cache.composite.compose() raises.
+    """
+    text, may_go = _read(ctx, seq, n_cells, policy, read, N_SINKS, False)
+    of_heads, n_kept = POLICIES[policy].of_heads, int(text.n_cells[may_go].sum()) - n_cells
+    places = text.positions[may_go]
+    if of_heads is None or n_kept < 2:
+        return drop(ctx.kv, seq, places)
+    chosen_cells = np.flatnonzero(may_go[text.number_of_cells()])
+    compositions = []
+    for group, layers in zip(text.groups, of_heads(text), strict=True):
+        rows = [np.sort(_best(heads[:, chosen_cells], n_kept), axis=1) for heads in layers]
+        cells = group.cells[chosen_cells].astype(np.int32)
+        compositions.append(Composition(group.number, cells, np.array(rows, np.int32)))
+    n_before = ctx.kv.seq_count(seq, -1, -1).n_cells
+    compose_cells(ctx.kv._handle, seq, compositions)
+    n_left = ctx.kv.seq_count(seq, -1, -1).n_cells
+    return ForgetReport(seq, tuple(places[:-1].tolist()), n_before - n_left, n_left)
+
+
+def _best(scores: Floats, n: int) -> Places:
+    """Of each row, where its n highest scores are; of equal ones the later ones."""
+    return np.asarray(np.argsort(scores, axis=1, kind="stable")[:, -n:], np.int64)
+
+
+def _read(
+    ctx: Context,
+    seq: int,
+    n_cells: int,
+    policy: str,
+    read: Callable[[int], None],
+    n_keep: int,
+    shared: bool,
+) -> tuple[TextCells, npt.NDArray[np.bool_]]:
+    """What the policy reads, and which positions may be forgotten; they have n_cells cells or more."""
     text = TextCells(ctx, seq)
     may_go = _may_go(text, n_keep, shared)
     n_most = int(text.n_cells[may_go].sum())
@@ -112,14 +170,11 @@ def chosen(
             f"the first {max(n_keep, N_SINKS)} and the last {N_RECENT} tokens stay, as does what windows "
             "see and what others have, too. Use a larger n_ctx or budget, or smaller batches"
         )
-    score, n_observed = POLICIES[policy]
+    n_observed = POLICIES[policy].n_observed
     if n_observed:
         read(n_observed)
         text = TextCells(ctx, seq)
-    numbers = np.flatnonzero(may_go)
-    order = numbers[np.argsort(score(text)[numbers], kind="stable")]
-    n = int(np.searchsorted(np.cumsum(text.n_cells[order]), n_cells)) + 1
-    return np.sort(text.positions[order[:n]])
+    return text, may_go
 
 
 def n_forgettable(ctx: Context, seq: int, *, n_keep: int = N_SINKS, shared: bool = False) -> int:

@@ -30,7 +30,7 @@ FORMS = (
     "self-extend N",
     "edit A:B [repair=K]",
     "link NxM [repair=K]",
-    f"forget {'|'.join(POLICIES)} SHARE|cells=N",
+    f"forget {'|'.join(POLICIES)} SHARE|cells=N [composite]",
 )
 TEXT, APART = 0, 1  # the sequence of the text, and that of parts which are read alone
 Ids = Sequence[int]
@@ -210,14 +210,18 @@ class ForgottenText:
     policy: str
     share: float | None
     n_cells: int | None = None
+    composite: bool = False
 
     def __post_init__(self) -> None:
-        Forget(self.n_cells, self.policy)  # raises what is wrong with them
+        self._forget()  # raises what is wrong with them
+
+    def _forget(self) -> Forget:
+        return Forget(self.n_cells, self.policy, composite=self.composite)
 
     @property
     def name(self) -> str:
         """Each policy is one."""
-        return f"forget {self.policy}"
+        return f"forget {self.policy}" + " composite" * self.composite
 
     def n_extra(self) -> int:
         """None."""
@@ -226,7 +230,7 @@ class ForgottenText:
     def read(self, ctx: Context, passage: Passage) -> None:
         """Batch by batch."""
         if self.n_cells is not None:
-            prefill = Prefill(ctx, TEXT, Forget(self.n_cells, self.policy))
+            prefill = Prefill(ctx, TEXT, self._forget())
             n_at_once = min(ctx.n_batch, N_AT_ONCE, self.n_cells - N_SINKS - N_RECENT)
             for begin in range(0, len(passage.ids), n_at_once):
                 prefill.append_batch(passage.ids[begin : begin + n_at_once])
@@ -236,7 +240,7 @@ class ForgottenText:
         text.record(passage.ids)
         n_cells = round((self.share or 0) * len(passage.ids))
         if n_cells:
-            text.forget(n_cells, self.policy)
+            text.forget(n_cells, self.policy, self.composite)
 
 
 @dataclass(frozen=True)
@@ -286,8 +290,10 @@ _WAYS: tuple[tuple[str, Callable[..., ReadingWay]], ...] = (
     ("edit N:N(?: repair=N)?", lambda p0, p1, repair: EditedText(p0, p1, repair or 0)),
     ("link NxN(?: repair=N)?", lambda n, m, repair: LinkedText(n, m, repair or 0)),
     (
-        rf"forget ({'|'.join(POLICIES)}) (?:(0?\.\d{{1,4}})|cells=N)",
-        lambda policy, share, n: ForgottenText(policy, share and float(share), n),
+        rf"forget ({'|'.join(POLICIES)}) (?:(0?\.\d{{1,4}})|cells=N)( composite)?",
+        lambda policy, share, n, composite: ForgottenText(
+            policy, share and float(share), n, composite is not None
+        ),
     ),
 )
 

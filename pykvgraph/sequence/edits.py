@@ -117,7 +117,8 @@ class Sequence(TokenSequence):
         """Decodes the tokens of these spans [begin, end) again, in place, in as few batches as they fit in.
 
         Each sees the text as it is before it. Tokens that follow on exact ones are exact then. Raises
-        InvalidArgumentError for a span that isn't within the text, or has several tokens on one position;
+        InvalidArgumentError for a span that isn't within the text, has several tokens on one position, or has
+        a part of the tokens of composite cells (forget(composite=True)); these go when all are repaired. And
         what Context.decode raises: what earlier batches repaired stays repaired.
         """
         self._begin_edit()
@@ -127,8 +128,23 @@ class Sequence(TokenSequence):
                 raise InvalidArgumentError(f"a span must be (begin, end), got {shown(span)}")
             begin = integer(span[0], "begin", 0, len(self))
             numbers.update(range(begin, integer(span[1], "end", begin, len(self))))
+        whole = self._require_whole_spans(numbers)
+        for composite in whole:
+            last = self.positions.of(composite.stop - 1)
+            self._ctx.kv.seq_rm(self._seq, last, last + 1)
         for part in self._batches(sorted(numbers)):
             self._decode_again(self._tokens, part)
+
+    def _require_whole_spans(self, numbers: set[int]) -> list[range]:
+        """The composites that are among these tokens; raises InvalidArgumentError where a part of one is."""
+        found = [span for span in self._composites() if not numbers.isdisjoint(span)]
+        for span in found:
+            if not numbers.issuperset(span):
+                raise InvalidArgumentError(
+                    f"tokens {span.start} to {span.stop - 1} share composite cells, which stay or go as a "
+                    "whole: repair all of them, or none"
+                )
+        return found
 
     def _begin_edit(self) -> None:
         self._recover()
@@ -200,6 +216,8 @@ class Sequence(TokenSequence):
 
     def _require_edit(self, p0: int, p1: int, n_new: int, n_repair: int) -> None:
         """Raises what would come in the middle of an edit of [p0, p1) that decodes so many tokens."""
+        self._require_whole(p0, p1)
+        self._require_apart(p0 if n_new else p1, p1 + n_repair)
         kv, at, end, n_decoded = self._ctx.kv, self.positions.of(p0), self.positions.of(p1), n_new + n_repair
         last = p1 + n_repair  # the first token behind
         firsts = [self.positions.first_at(self.positions.of(n)) for n in (p0, last)]

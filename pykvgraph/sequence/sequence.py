@@ -11,13 +11,19 @@ import numpy.typing as npt
 
 from pykvgraph.checks import INT32_MAX, Integers, integer, integers
 from pykvgraph.context.batch import Batch
-from pykvgraph.context.cell_scores import checked_policy
+from pykvgraph.context.cell_scores import checked_composite, checked_policy
 from pykvgraph.context.common_length import common_length
 from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.context.context_shift import ContextShift, self_extend
-from pykvgraph.context.forgetting import POLICY, chosen, drop
+from pykvgraph.context.forgetting import POLICY, chosen, compose, drop
 from pykvgraph.context.second_reading import read_again, require_second_reading
-from pykvgraph.errors import CacheFullError, InvalidArgumentError, NotCopied, UnsupportedError
+from pykvgraph.errors import (
+    CacheFullError,
+    InvalidArgumentError,
+    KVGraphError,
+    NotCopied,
+    UnsupportedError,
+)
 from pykvgraph.model.model import Model
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import Found, PrefixIndex
@@ -154,6 +160,7 @@ class TokenSequence(NotCopied):
         p0, p1 = positions.of(begin), positions.of(end)
         if (positions.first_at(p0), positions.first_at(p1)) != (begin, end):
             raise InvalidArgumentError(f"tokens before {begin} or {end} share the position of these")
+        self._require_whole(begin, end)
         left = self._tokens.copy()
         left.discard(begin, end)
         return self._rearranged(begin, left, lambda: self._shift(p0, p1))
@@ -176,6 +183,7 @@ class TokenSequence(NotCopied):
         begin = integer(begin, "begin", len(self.positions.head), len(self) - 1)
         end = integer(end, "end", begin + 1, len(self))
         p0, p1 = self.positions.of(begin), self.positions.of(end)
+        self._require_apart(begin, end)
         left = self._tokens.copy()
         left.group(begin, end, n_grp)
         self._rearranged(begin, left, lambda: self_extend(self._ctx.kv, self._seq, p0, p1, n_grp))
@@ -197,7 +205,7 @@ class TokenSequence(NotCopied):
         self._is_torn = False
         return result
 
-    def forget(self, n_cells: int, policy: str = POLICY) -> ForgetReport:
+    def forget(self, n_cells: int, policy: str = POLICY, composite: bool = False) -> ForgetReport:
         """Gives up the cells of those tokens that matter least, n_cells or a few more; returns which.
 
         policy: by what they are chosen, one of context.cell_scores.POLICIES (docs/forgetting.md). The first 4
@@ -209,6 +217,10 @@ class TokenSequence(NotCopied):
         any more, so none of it is put into an index of prefixes. Sequence.repair() of forgotten tokens
         decodes them again.
 
+        composite: each head of each layer keeps tokens of its own choice, gathered in composite cells, where
+        the policy tells heads apart ("keydiff"). All that may be forgotten is one span then, which stays or
+        goes as a whole: go_back() into it goes to where it begins, and an edit or a repair takes all of it.
+
         Policies that look at attention decode the last token ("tova") or the last 64 ("snapkv") once more,
         in their places.
 
@@ -217,13 +229,59 @@ class TokenSequence(NotCopied):
         more (context.second_reading). Nothing is changed then.
         """
         n_cells = integer(n_cells, "n_cells", 1)
-        checked_policy(policy)
+        checked_composite(composite, checked_policy(policy))
         self._recover()
         if self._earlier is not None:
             self._earlier.clear()  # cells that it holds would stay
+        if composite:
+            before = self._tokens.n_true
+            self._tokens.forgotten(0)  # should that be interrupted, nobody may share what is there
+            try:
+                report = compose(self._ctx, self._seq, n_cells, policy, self._read_again)
+            except KVGraphError:
+                self._tokens.n_true = before
+                raise
+            self._tokens.n_true = before
+            self._tokens.forgotten(self.positions.first_at(report.positions[0]))
+            return report
         places = chosen(self._ctx, self._seq, n_cells, policy, self._read_again)
         self._tokens.forgotten(self.positions.first_at(int(places[0])))
         return drop(self._ctx.kv, self._seq, places)
+
+    def _composites(self) -> list[range]:
+        """The tokens of each span of composite cells, which stand at the position of its last token."""
+        kv = self._ctx.kv
+        full = [index for index, group in enumerate(kv.groups) if group.kind == "full"]
+        if not full or self._tokens.n_shareable == self._tokens.n_decoded:
+            return []
+        view = kv.cells(full[0])
+        found, counts = np.unique(view.pos[view.seq[:, self._seq]], return_counts=True)
+        spans = []
+        for i in np.flatnonzero(counts > 1).tolist():
+            first = self.positions.first_at(int(found[i - 1]) + 1 if i else 0)
+            end = self.positions.first_at(int(found[i]) + 1)
+            if counts[i] > end - self.positions.first_at(int(found[i])):
+                spans.append(range(first, end))
+        return spans
+
+    def _require_whole(self, begin: int, end: int) -> None:
+        """Raises InvalidArgumentError where an edit of [begin, end) takes a part of composite cells."""
+        for span in self._composites():
+            is_outside = end <= span.start or begin >= span.stop
+            if not is_outside and not (begin <= span.start and span.stop <= end):
+                raise InvalidArgumentError(
+                    f"tokens {span.start} to {span.stop - 1} share composite cells, which stay or go as a "
+                    f"whole: {begin} to {end} must have all of them, or none"
+                )
+
+    def _require_apart(self, begin: int, end: int) -> None:
+        """Raises InvalidArgumentError where any of the tokens [begin, end) has composite cells."""
+        for span in self._composites():
+            if begin < span.stop and end > span.start:
+                raise InvalidArgumentError(
+                    f"tokens {span.start} to {span.stop - 1} share composite cells: they can only "
+                    "stay, be removed (with repair=0), or be repaired as a whole"
+                )
 
     def find_forgotten(self) -> None:
         """To be called when cells of the text may have been forgotten before it was recorded."""

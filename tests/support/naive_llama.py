@@ -12,10 +12,22 @@ from support.models import ModelSpec, random_tensors
 Floats = npt.NDArray[np.float64]
 
 
-def naive_logits(spec: ModelSpec, ids: Sequence[int], attended: list[Floats] | None = None) -> Floats:
+# K, rotated, and V of a layer: (n, n_head_kv, dims)
+Rows = tuple[Floats, Floats]
+
+
+def naive_logits(
+    spec: ModelSpec,
+    ids: Sequence[int],
+    attended: list[Floats] | None = None,
+    past: Sequence[Rows] = (),
+    pos0: int = 0,
+    rows: list[Rows] | None = None,
+) -> Floats:
     """Of one text, all its rows: (n, n_vocab).
 
-    attended: to which of each layer is added what tokens attend to, (n_head, n, n).
+    attended: to which of each layer is added what tokens attend to, (n_head, n, n). past: of each layer, what
+    all of them see besides; they begin at position pos0 then. rows: to which those of each layer are added.
     """
     weights = {name: tensor.astype(np.float64) for name, tensor in random_tensors(spec).items()}
     x = weights["token_embd.weight"][list(ids)]
@@ -25,7 +37,11 @@ def naive_logits(spec: ModelSpec, ids: Sequence[int], attended: list[Floats] | N
             for name, tensor in weights.items()
             if name.startswith(f"blk.{layer}.")
         }
-        out, shares = _attention(spec, layer, w, _norm(x, w["attn_norm.weight"]))
+        own = _rows(spec, w, _norm(x, w["attn_norm.weight"]), pos0)
+        if rows is not None:
+            rows.append(own)
+        seen = [np.concatenate(pair) for pair in zip(past[layer], own, strict=True)] if past else own
+        out, shares = _attention(spec, layer, w, _norm(x, w["attn_norm.weight"]), seen[0], seen[1], pos0)
         if attended is not None:
             attended.append(shares)
         x = x + out @ w["attn_output.weight"].T
@@ -41,22 +57,33 @@ def _norm(x: Floats, weight: Floats) -> Floats:
     return normed
 
 
-def _turned(spec: ModelSpec, heads: Floats) -> Floats:
+def _turned(spec: ModelSpec, heads: Floats, pos0: int) -> Floats:
     """(n, n_heads, k_dim), each at its own position: neighbours are a pair."""
-    angles = np.arange(len(heads))[:, None] * spec.rope_base ** (-np.arange(0, spec.k_dim, 2) / spec.k_dim)
+    angles = np.arange(pos0, pos0 + len(heads))[:, None] * spec.rope_base ** (
+        -np.arange(0, spec.k_dim, 2) / spec.k_dim
+    )
     pairs = (heads[..., 0::2] + 1j * heads[..., 1::2]) * np.exp(1j * angles)[:, None]
     return np.stack([pairs.real, pairs.imag], axis=-1).reshape(heads.shape)
 
 
-def _attention(spec: ModelSpec, layer: int, w: dict[str, Floats], x: Floats) -> tuple[Floats, Floats]:
-    """What heads gather, (n, n_head * v_dim), and from where, (n_head, n, n)."""
+def _rows(spec: ModelSpec, w: dict[str, Floats], x: Floats, pos0: int) -> Rows:
+    """K and V of these tokens."""
+    k = _turned(spec, (x @ w["attn_k.weight"].T).reshape(len(x), -1, spec.k_dim), pos0)
+    return k, (x @ w["attn_v.weight"].T).reshape(len(x), -1, spec.v_dim)
+
+
+def _attention(
+    spec: ModelSpec, layer: int, w: dict[str, Floats], x: Floats, k: Floats, v: Floats, pos0: int
+) -> tuple[Floats, Floats]:
+    """What heads gather, (n, n_head * v_dim), and from where, (n_head, n, n_rows).
+
+    k, v: the rows of what comes before, which all tokens see, and then theirs.
+    """
     n = len(x)
     group = spec.n_head // spec.heads_of(layer)
-    q = _turned(spec, (x @ w["attn_q.weight"].T).reshape(n, -1, spec.k_dim))
-    k = _turned(spec, (x @ w["attn_k.weight"].T).reshape(n, -1, spec.k_dim)).repeat(group, axis=1)
-    v = (x @ w["attn_v.weight"].T).reshape(n, -1, spec.v_dim).repeat(group, axis=1)
-    scores = np.einsum("ihd,jhd->hij", q, k) / np.sqrt(spec.k_dim)
-    scores = np.where(np.tri(n, dtype=bool), scores, -np.inf)
+    q = _turned(spec, (x @ w["attn_q.weight"].T).reshape(n, -1, spec.k_dim), pos0)
+    scores = np.einsum("ihd,jhd->hij", q, k.repeat(group, axis=1)) / np.sqrt(spec.k_dim)
+    scores = np.where(np.tri(n, len(k), len(k) - n, dtype=bool), scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    return np.einsum("hij,jhd->ihd", weights, v).reshape(n, -1), weights
+    return np.einsum("hij,jhd->ihd", weights, v.repeat(group, axis=1)).reshape(n, -1), weights

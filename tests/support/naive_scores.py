@@ -23,17 +23,23 @@ def keys_of(ctx: kvg.Context, layer: int, group: int = 0, seq: int = 0) -> Float
     return ctx.kv.read_k(layer)[[cell for _, cell in cells_of(ctx, group, seq)]].astype(np.float64)
 
 
+def keydiff_of_head(keys: Floats) -> list[float]:
+    """arXiv:2504.15364: minus the cosine of each key and the mean of all keys, each of length 1.
+
+    keys: (n, head_dim)
+    """
+    anchor = np.mean([key / np.sqrt(key @ key) for key in keys], axis=0)
+    return [-float(key @ anchor / np.sqrt((key @ key) * (anchor @ anchor))) for key in keys]
+
+
 def keydiff(ctx: kvg.Context, seq: int = 0) -> Floats:
-    """arXiv:2504.15364: minus the cosine of each key and the mean of all keys, each of length 1."""
+    """The mean over heads and layers."""
     of_heads = []
     for index, group in enumerate(ctx.kv.groups):
         for layer in group.layers if group.kind == "full" else ():
             k = keys_of(ctx, layer, index, seq)
             for head in range(k.shape[1]):
-                keys = k[:, head]
-                anchor = np.mean([key / np.sqrt(key @ key) for key in keys], axis=0)
-                cosines = [key @ anchor / np.sqrt((key @ key) * (anchor @ anchor)) for key in keys]
-                of_heads.append([-cosine for cosine in cosines])
+                of_heads.append(keydiff_of_head(k[:, head]))
     return np.asarray(np.mean(of_heads, axis=0))
 
 

@@ -255,6 +255,22 @@ kvg_status kvg_kv_cells(const kvg_context * context, int64_t group, int32_t * po
     });
 }
 
+kvg_status kvg_kv_compose(kvg_context * context, int64_t seq, const kvg_kv_composite * groups, int64_t n_groups) {
+    return on_context(context, [&](class context & c) {
+        if (c.tells_distances()) {
+            fail(KVG_UNSUPPORTED,
+                 "this model tells distances by the positions of cells (ALiBi), and a composite cell has rows of "
+                 "several positions: forget whole cells");
+        }
+        bounded("n_groups", n_groups, 0, static_cast<int64_t>(c.cache().groups().size()));
+        for (int64_t g = 0; g < n_groups; ++g) {
+            const kvg_kv_composite & in = need_struct(groups + g, "groups");
+            need(in.cells, "groups->cells"), need(in.from, "groups->from");
+        }
+        c.transfer().compose(seq, groups, n_groups);
+    });
+}
+
 kvg_status kvg_kv_state_layers(const kvg_context * context, int32_t * out) {
     return guarded([&] {
         const std::vector<uint32_t> & layers = cache_of(context).state_layers();

@@ -131,6 +131,13 @@ static std::string struct_layout() {
     FIELD(kvg_kv_checkpoint_list, seq, ",");
     FIELD(kvg_kv_checkpoint_list, p, ",");
     FIELD(kvg_kv_checkpoint_list, lost, ";");
+    STRUCT(kvg_kv_composite);
+    FIELD(kvg_kv_composite, struct_size, ",");
+    FIELD(kvg_kv_composite, group, ",");
+    FIELD(kvg_kv_composite, n_cells, ",");
+    FIELD(kvg_kv_composite, cells, ",");
+    FIELD(kvg_kv_composite, n_kept, ",");
+    FIELD(kvg_kv_composite, from, ";");
     STRUCT(kvg_kv_info);
     FIELD(kvg_kv_info, struct_size, ",");
     FIELD(kvg_kv_info, n_groups, ",");

@@ -341,6 +341,18 @@ void cells::set_rotated(uint32_t i, uint8_t dither) {
     set_shift(i, 0);
 }
 
+void cells::compose(const std::vector<uint32_t> & composed, uint32_t seq, int32_t pos, uint8_t dither) {
+    index_.forget(seq);
+    for (const uint32_t i : composed) {
+        extents_[seq].remove(cells_[i].pos, i);
+        set_shift(i, 0);
+        cells_[i].pos = pos;
+        cells_[i].dither = dither;
+        cells_[i].state_row = 0; // no token stands for it
+        extents_[seq].add(pos, i);
+    }
+}
+
 // Neither the sequence nor its checkpoints have the cell any more.
 void cells::take_from(uint32_t i, uint32_t seq) {
     move_checkpoints(seq, i, size());

@@ -220,6 +220,9 @@ public:
     void fork(uint32_t src, uint32_t dst, uint32_t seq) noexcept;
     // Every cell becomes empty, and every hold is released.
     void clear();
+    // These cells have rows of several tokens from now on, and stand at the last of their positions. K owes no shift, and carries this
+    // dither. precondition: the sequence sees them, and nobody else
+    void compose(const std::vector<uint32_t> & composed, uint32_t seq, int32_t pos, uint8_t dither);
     // K was rotated to the cell's position and carries this dither now. The cell's K-shift is no longer pending.
     void set_rotated(uint32_t i, uint8_t dither);
 

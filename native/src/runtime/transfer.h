@@ -26,6 +26,9 @@ public:
     // while rows are written: then the cache is broken.
     void replace(int64_t seq, const kvg_kv_rows * groups, int64_t n_groups, const kvg_kv_checkpoint_list & checkpoints,
                  const kvg_kv_state_list & states);
+    // As kvg_kv_compose says. groups: one for each group that keeps every position. When the device fails while rows are written, the cache
+    // is broken.
+    void compose(int64_t seq, const kvg_kv_composite * groups, int64_t n_groups);
 
 private:
     kv_group & group_at(int64_t index);

@@ -280,6 +280,22 @@ void upkeep::before_decode() {
 
 void upkeep::before_read() { flush(std::vector<int32_t>(groups_.size(), NO_DEFRAG), flushed_); }
 
+uint8_t upkeep::settle_alike(size_t group, const std::vector<uint32_t> & those) {
+    before_read();
+    const rotation_list list = kvg::settle_alike(cache_.groups()[group].cells(), those);
+    if (!list.rows.empty()) {
+        const stopwatch timed(cache_, flushed_);
+        backends_.set_threads(n_threads_);
+        groups_[group].shift.run(n_threads_, list);
+        flushed_.shifted_cells += static_cast<int64_t>(list.rows.size());
+    }
+    uint8_t dither = 0; // of K as it was written; what was rotated once has none either
+    for (const uint32_t i : those) {
+        dither = std::max(dither, cache_.groups()[group].cells().dither(i));
+    }
+    return dither;
+}
+
 kvg_update_stats upkeep::take_stats() {
     const kvg_update_stats stats = flushed_;
     flushed_ = {};

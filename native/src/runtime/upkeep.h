@@ -39,6 +39,8 @@ public:
     void before_decode();
     // K-shift only: cells are not moved.
     void before_read();
+    // The same for these cells of a group, of which none waits then, and K of all carries one dither, which it returns.
+    uint8_t settle_alike(size_t group, const std::vector<uint32_t> & cells);
     // what before_decode() and before_read() did since the last call of take_stats()
     kvg_update_stats take_stats();
 

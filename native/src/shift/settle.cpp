@@ -148,4 +148,23 @@ rotation_list settle_copies(const cells & cells, const std::vector<uint32_t> & c
     return rotate_all(cells, copied, [](size_t i) { return static_cast<uint32_t>(i); });
 }
 
+rotation_list settle_alike(const cells & cells, const std::vector<uint32_t> & those) {
+    constexpr uint8_t ROTATED_ONCE = 1; // no dither; nor has K as it was written
+    const auto has_none = [](uint8_t dither) { return dither <= ROTATED_ONCE; };
+    const auto is_like_first = [&](uint32_t i) {
+        const uint8_t dither = cells.dither(i);
+        const uint8_t first = cells.dither(those.front());
+        return cells.shift(i) == 0 && (dither == first || (has_none(dither) && has_none(first)));
+    };
+    rotation_lister lister;
+    if (!std::all_of(those.begin(), those.end(), is_like_first)) {
+        for (const uint32_t i : those) {
+            if (cells.shift(i) != 0 || !has_none(cells.dither(i))) {
+                lister.add(i, {shift_of(cells, i), cells.dither(i), ROTATED_ONCE});
+            }
+        }
+    }
+    return std::move(lister).take();
+}
+
 } // namespace kvg

@@ -44,4 +44,8 @@ settlement settle(const cells & cells, bool can_wait);
 // The list for copies of these cells' rows: each copy whose K-shift is pending is rotated. Cells may appear more than once.
 rotation_list settle_copies(const cells & cells, const std::vector<uint32_t> & copied);
 
+// The list after which K of these cells is at their positions and carries one dither: none is rotated where that is so already. Cells that
+// wait are rotated, too.
+rotation_list settle_alike(const cells & cells, const std::vector<uint32_t> & those);
+
 } // namespace kvg

@@ -1,0 +1,114 @@
+// Composite cells of all groups at once (transfer::compose).
+#include <algorithm>
+#include <set>
+
+#include "error.h"
+#include "memory/compose.h"
+#include "runtime/bounded.h"
+#include "runtime/transfer.h"
+
+namespace kvg {
+
+namespace {
+
+// What is to become of one group, checked.
+struct composition {
+    size_t group;
+    std::vector<uint32_t> cells;
+    std::vector<uint32_t> kept;
+    std::vector<int32_t> positions; // rising, one of each cell
+    const int32_t * from;
+};
+
+// precondition: the cells are within the group
+composition check(const kv_group & group, size_t index, uint32_t seq, std::vector<uint32_t> those,
+                  const kvg_kv_composite & in) {
+    composition found = {index, std::move(those), {}, {}, in.from};
+    found.kept = found.cells;
+    std::sort(found.kept.begin(), found.kept.end());
+    if (std::adjacent_find(found.kept.begin(), found.kept.end()) != found.kept.end()) {
+        fail(KVG_INVALID_ARGUMENT, "a cell is given twice");
+    }
+    for (const uint32_t i : found.kept) {
+        if (!group.cells().has_seq(i, seq) || group.cells().is_shared(i)) {
+            fail(KVG_INVALID_ARGUMENT, "cell %u isn't sequence %u's alone", i, seq);
+        }
+        found.positions.push_back(group.cells().pos(i));
+    }
+    found.kept.resize(static_cast<size_t>(bounded("n_kept", in.n_kept, 1, static_cast<int64_t>(found.kept.size()))));
+    std::sort(found.positions.begin(), found.positions.end());
+    const std::set<int32_t> gone(found.positions.begin(), found.positions.end());
+    const std::vector<uint32_t> all = group.cells().of_seq(seq, 0);
+    const auto n_there =
+        std::count_if(all.begin(), all.end(), [&](uint32_t i) { return gone.count(group.cells().pos(i)) > 0; });
+    if (static_cast<size_t>(n_there) != found.cells.size()) {
+        fail(KVG_INVALID_ARGUMENT, "sequence %u has %zu cells at these positions, and %zu are given", seq,
+             static_cast<size_t>(n_there), found.cells.size());
+    }
+    const size_t n_heads = group.layers().size() * group.spec().n_head_kv;
+    for (size_t i = 0; i < n_heads * found.kept.size(); ++i) {
+        const bool is_first = i % found.kept.size() == 0;
+        bounded("from", in.from[i], is_first ? 0 : int64_t{in.from[i - 1]} + 1, in.n_cells - 1);
+    }
+    return found;
+}
+
+// Calls visit(first, end) for runs of the positions, but for the last one.
+template <class F> void each_run_before_last(const std::vector<int32_t> & positions, F visit) {
+    for (size_t i = 0; i < positions.size() && positions[i] != positions.back();) {
+        size_t end = i + 1;
+        while (positions[end] != positions.back() && positions[end] <= positions[end - 1] + 1) {
+            ++end;
+        }
+        visit(positions[i], positions[end - 1] + 1);
+        i = end;
+    }
+}
+
+} // namespace
+
+void transfer::compose(int64_t seq, const kvg_kv_composite * groups, int64_t n_groups) {
+    const auto s = static_cast<uint32_t>(bounded("seq", seq, 0, int64_t{cache_.n_seq_max()} - 1));
+    std::vector<composition> all;
+    for (size_t g = 0; g < cache_.groups().size(); ++g) {
+        const kv_group & group = cache_.groups()[g];
+        if (group.spec().window > 0) {
+            continue;
+        }
+        bounded("n_groups", n_groups, static_cast<int64_t>(all.size()) + 1, n_groups);
+        const kvg_kv_composite & in = groups[all.size()];
+        bounded("group", in.group, static_cast<int64_t>(g), static_cast<int64_t>(g));
+        all.push_back(check(group, g, s, cells_of(group, in.cells, in.n_cells), in));
+        if (all.back().positions != all.front().positions || all.back().kept.size() != all.front().kept.size()) {
+            fail(KVG_INVALID_ARGUMENT, "groups differ in the positions that are given, or in n_kept");
+        }
+    }
+    bounded("n_groups", n_groups, std::max<int64_t>(1, static_cast<int64_t>(all.size())), static_cast<int64_t>(all.size()));
+    std::vector<uint8_t> dithers;
+    for (const composition & each : all) {
+        dithers.push_back(upkeep_.settle_alike(each.group, each.cells));
+    }
+    for (const composition & each : all) {
+        cache_.groups()[each.group].set_broken();
+    }
+    for (const composition & each : all) {
+        compose_rows(cache_.groups()[each.group], each.cells, each.kept, each.from);
+    }
+    const std::vector<int32_t> & positions = all.front().positions;
+    for (size_t i = 0; i < all.size(); ++i) {
+        cells & cells = cache_.groups()[all[i].group].cells();
+        const std::set<uint32_t> kept(all[i].kept.begin(), all[i].kept.end());
+        cells.compose(all[i].kept, s, positions.back(), dithers[i]);
+        for (const uint32_t each : all[i].cells) {
+            if (kept.count(each) == 0) {
+                cells.leave(each, s);
+            }
+        }
+    }
+    each_run_before_last(positions, [&](int32_t first, int32_t end) { cache_.seq_rm(seq, first, end); });
+    for (const composition & each : all) {
+        cache_.groups()[each.group].set_whole();
+    }
+}
+
+} // namespace kvg
