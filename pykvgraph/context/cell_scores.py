@@ -112,7 +112,7 @@ def _keydiff_of_layer(k: npt.NDArray[np.float32]) -> Floats:
     directions = k / np.maximum(np.linalg.norm(k, axis=2, keepdims=True), _LEAST)
     mean = directions.mean(axis=0)
     mean /= np.maximum(np.linalg.norm(mean, axis=1, keepdims=True), _LEAST)
-    return -np.einsum("chd,hd->hc", directions, mean).astype(np.float64)
+    return np.asarray(-np.einsum("chd,hd->hc", directions, mean), np.float64)
 
 
 def snapkv(text: TextCells) -> Floats:

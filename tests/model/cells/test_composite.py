@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from support.architectures import ArchSpec
-from support.engines import decode, ids_of, open_context, random_ids, run_of
+from support.engines import Logits, decode, ids_of, open_context, random_ids, run_of
 from support.faults import fault
 from support.judge import nmse
 from support.kv_types import EVEN_BLOCKS
@@ -122,9 +122,14 @@ def naive() -> list[Rows]:
     return left
 
 
+def next_logits(past: list[Rows]) -> Logits:
+    """Of NEXTS, which follow on the whole text and see this of it."""
+    return naive_logits(SMALL, NEXTS, past=past, pos0=N).astype(np.float32)
+
+
 def test_the_next_tokens_by_the_definitions(ctx: kvg.Context, naive: list[Rows]) -> None:
     forgotten(ctx)
-    expected = naive_logits(SMALL, NEXTS, past=naive, pos0=N)
+    expected = next_logits(naive)
     assert nmse(decode(ctx, run_of(NEXTS, N)), expected) < SAME
 
 
@@ -139,14 +144,14 @@ def test_gaps_are_closed_before_the_span_alone(ctx: kvg.Context, naive: list[Row
     ]
     ctx.kv.seq_rm(0, 0, N_SINKS)  # whose distance to the others is another one now
     past = [(k[N_SINKS:], v[N_SINKS:]) for k, v in naive]
-    expected = naive_logits(SMALL, NEXTS, past=past, pos0=N)
+    expected = next_logits(past)
     assert nmse(decode(ctx, run_of(NEXTS, ctx.kv.seq_pos_max(0) + 1)), expected) < SAME
 
 
 @pytest.mark.parametrize("way", ["save", "copy", "defrag", "sort", "hold"])
 def test_what_becomes_of_them(ctx: kvg.Context, naive: list[Rows], way: str) -> None:
     forgotten(ctx)
-    expected = naive_logits(SMALL, NEXTS, past=naive, pos0=N)
+    expected = next_logits(naive)
     seq = 0
     if way == "save":
         blob, seq = ctx.kv.save(0), 1
@@ -204,7 +209,7 @@ def test_a_pending_shift_comes_before(ctx: kvg.Context, naive: list[Rows]) -> No
     forgotten_text = kvg.Sequence(ctx)
     forgotten_text.record(IDS)
     forgotten_text.forget(N_GONE, composite=True)
-    expected = naive_logits(SMALL, NEXTS, past=naive, pos0=N)
+    expected = next_logits(naive)
     assert nmse(decode(ctx, run_of(NEXTS, N)), expected) < SAME
 
 
