@@ -102,7 +102,7 @@ static const char * tell(kvg_context * context, kvg_output * output) {
     const uint64_t tokens = find_key(file, "tokenizer.ggml.tokens");
     const int32_t token = BEGIN, pos = 0, seq_begin[] = {0, 1}, seq_id = 0;
     const uint8_t wanted = 1;
-    const kvg_batch batch = {sizeof batch, 1, &token, &pos, seq_begin, &seq_id, &wanted, NULL, NULL, 0, 0};
+    const kvg_batch batch = {sizeof batch, 1, &token, &pos, seq_begin, &seq_id, &wanted, NULL, NULL, 0, 0, 0};
     check(kvg_decode(context, &batch, output), "kvg_decode");
     for (int i = 1; i < N_TOKENS; ++i) {
         const char * piece;

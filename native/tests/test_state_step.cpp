@@ -74,6 +74,7 @@ struct test_batch {
                 marks.data(),
                 nullptr,
                 0,
+                0,
                 0};
     }
     // What a sequence has read up to a token.

@@ -82,7 +82,7 @@ std::vector<float> tell(kvg_context * context, int32_t text, int n_tokens = FEW)
     }
     wanted.back() = 1;
     const kvg_batch batch = {
-        sizeof batch, n_tokens, tokens.data(), pos.data(), begin.data(), seqs.data(), wanted.data(), nullptr, nullptr, 0, 0};
+        sizeof batch, n_tokens, tokens.data(), pos.data(), begin.data(), seqs.data(), wanted.data(), nullptr, nullptr, 0, 0, 0};
     must(kvg_decode(context, &batch, &output));
     must(kvg_kv_seq_rm(context, 0, 4, 70));
     must(kvg_kv_seq_add(context, 0, 70, -1, -66));

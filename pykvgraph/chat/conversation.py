@@ -15,7 +15,7 @@ from pykvgraph.checks import integer, shown
 from pykvgraph.context.cell_scores import checked_policy
 from pykvgraph.context.common_length import common_length
 from pykvgraph.context.context import Context, LastOutput
-from pykvgraph.context.forgetting import n_at_once, n_forgettable
+from pykvgraph.context.forgetting import n_at_once
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError, NotCopied, UnsupportedError
 from pykvgraph.kv_cache.saved.file import read_regular, write_file
 from pykvgraph.params.params import SamplingParams
@@ -41,8 +41,9 @@ class Conversation(NotCopied):
     the model refuses it. When the turn that is being answered is the only one left, its oldest tokens go.
     on_discard is called with a Discard each time; it must leave the conversation as it is.
 
-    forget: a policy (context.cell_scores.POLICIES). When the cache is full, the cells that matter least are
-    forgotten then, 128 at a time or half of those that may be, and on_forget is called with a ForgetReport.
+    forget: a policy (context.cell_scores.POLICIES), but for "kvzip". When the cache is full, the cells that
+    matter least are forgotten then, 128 at a time or half of those that may be, and on_forget is called with
+    a ForgetReport.
     Turns are given up where no cell may be forgotten any more, and before a position would go beyond those
     that the model was trained on. Not with self_extend.
 
@@ -93,7 +94,7 @@ class Conversation(NotCopied):
         self._n_grp = integer(self_extend, "self_extend", 1)
         self._on_discard = on_discard
         self._on_extend = on_extend
-        self._forget = None if forget is None else checked_policy(forget)
+        self._forget = None if forget is None else checked_policy(forget, repeats=False)
         self._on_forget = on_forget
         if self._forget and self._n_grp > 1:
             raise InvalidArgumentError("forget: nothing is forgotten with self_extend: leave one of them out")
@@ -296,12 +297,10 @@ class Conversation(NotCopied):
 
     def _make_room(self) -> None:
         """Forgets cells, or gives up turns."""
-        n_most = n_forgettable(self._ctx, self._seq) if self._forget else 0
-        if self._forget is None or n_most == 0:
+        report = self._text.forget_some(n_at_once, self._forget) if self._forget else None
+        if report is None:
             self._give_up()
-            return
-        report = self._text.forget(n_at_once(n_most), self._forget)
-        if self._on_forget is not None:
+        elif self._on_forget is not None:
             self._on_forget(report)
 
     def _take_back_drafts(self) -> None:

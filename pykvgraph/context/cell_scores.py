@@ -13,6 +13,7 @@ from pykvgraph.context.context import Context
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 
 Floats: TypeAlias = npt.NDArray[np.float64]
+Peaks: TypeAlias = npt.NDArray[np.float32]  # (n positions, KV heads of all layers)
 
 _N_OBSERVED, _N_POOLED = 64, 5  # tokens; as kvpress and the paper have them
 _LEAST = 1e-12  # a vector that is shorter has no direction
@@ -30,7 +31,8 @@ class TextCells:
     """The cells of a sequence, in the groups of cells that keep every position.
 
     positions: int64 (n,), rising. n_cells: int64 (n,), how many cells each position has: one, unless several
-    tokens share it. is_own: bool (n,), whether no other sequence and no hold has any of them.
+    tokens share it. is_own: bool (n,), whether no other sequence and no hold has any of them. repeated: what
+    peaks() told of them while the whole text was read once more; None: it wasn't.
 
     Raises UnsupportedError when there is no such group: windows and states forget by themselves.
     """
@@ -38,6 +40,7 @@ class TextCells:
     def __init__(self, ctx: Context, seq: int) -> None:
         self.kv = kv = ctx.kv
         self._ctx = ctx
+        self.repeated: Peaks | None = None
         self.groups: list[GroupCells] = []
         for index, group in enumerate(kv.groups):
             if group.kind != "full":
@@ -79,6 +82,23 @@ class TextCells:
             total += len(group.layers) * self.by_position(shares)
             n += len(group.layers)
         return total / n
+
+    def peaks(self) -> Peaks:
+        """How much the tokens attend to each position at most that the last decode observed (peaks=True).
+
+        Of each KV head of each layer, as Context.attention_peaks() has it; of cells that share a position,
+        the highest.
+        """
+        found = []
+        for group in self.groups:
+            for layer in group.layers:
+                of_cells = self._ctx.attention_peaks(layer)[group.cells]
+                heads = of_cells
+                if len(group.cells) > len(self.positions):
+                    heads = np.zeros((len(self.positions), of_cells.shape[1]), np.float32)
+                    np.maximum.at(heads, self._number, of_cells)
+                found.append(heads)
+        return np.concatenate(found, axis=1)
 
 
 def window(text: TextCells) -> Floats:
@@ -132,17 +152,33 @@ def tova(text: TextCells) -> Floats:
     return text.attention()
 
 
+def kvzip(text: TextCells) -> Floats:
+    """The highest attention that a token gives it while the text is repeated (KVzip, arXiv:2505.23416).
+
+    The mean over the KV heads of all layers.
+    """
+    assert text.repeated is not None
+    return np.asarray(text.repeated.mean(axis=1, dtype=np.float64))
+
+
 class Policy(NamedTuple):
     """A score for each position of a text, of which the lowest go first.
 
-    n_observed: how many of the last tokens are decoded once more before, for what they attend to.
+    n_observed: how many of the last tokens are decoded once more before, for what they attend to. repeats:
+    whether the whole text is, behind itself (repetition.py).
     of_heads: the same of each head of K, for composite cells: for each group and each of its layers
     (n_head_kv, n_cells), in the order of the group's cells; None: all heads have the same, or it isn't known.
     """
 
     score: Callable[[TextCells], Floats]
     n_observed: int = 0
+    repeats: bool = False
     of_heads: Callable[[TextCells], Iterator[Iterator[Floats]]] | None = None
+
+    @property
+    def reads(self) -> bool:
+        """Whether any tokens are decoded once more."""
+        return self.repeats or self.n_observed > 0
 
 
 POLICIES: dict[str, Policy] = {
@@ -150,13 +186,20 @@ POLICIES: dict[str, Policy] = {
     "keydiff": Policy(keydiff, of_heads=keydiff_of_heads),
     "snapkv": Policy(snapkv, _N_OBSERVED),
     "tova": Policy(tova, 1),
+    "kvzip": Policy(kvzip, repeats=True),
 }
 
 
-def checked_policy(name: str) -> str:
-    """The name of a policy. Raises InvalidArgumentError."""
-    if not isinstance(name, str) or name not in POLICIES:
-        raise InvalidArgumentError(f"policy must be one of {', '.join(POLICIES)}, got {shown(name)}")
+def checked_policy(name: str, *, repeats: bool = True) -> str:
+    """The name of a policy; repeats False: of one that doesn't repeat the text.
+
+    Raises InvalidArgumentError.
+    """
+    names = [each for each, policy in POLICIES.items() if repeats or not policy.repeats]
+    if not isinstance(name, str) or name not in names:
+        is_known = isinstance(name, str) and name in POLICIES
+        why = ": a text that goes on is too full to be read once more" if is_known else ""
+        raise InvalidArgumentError(f"policy must be one of {', '.join(names)}, got {shown(name)}{why}")
     return name
 
 

@@ -209,6 +209,7 @@ class Context(Closable):
         hidden: npt.NDArray[np.float32] | None = None,
         repair: bool = False,
         observe: int = 0,
+        peaks: bool = False,
     ) -> None:
         """Computes a batch: afterwards its tokens are in the cache, and logits() has its outputs.
 
@@ -229,16 +230,17 @@ class Context(Closable):
         swa_full=True), and for recurrent layers, whose states can't be changed afterwards.
 
         observe: of the last so many tokens attention() tells what they attend to; that reads all K once more.
-        Raises UnsupportedError where the attention isn't pykvgraph's own, on the CPU.
+        peaks: attention_peaks() tells it in its place. Raises UnsupportedError where the attention isn't
+        pykvgraph's own, on the CPU.
 
         Raises InvalidArgumentError for a token, position or sequence that the model or the context can't
         take, or for positions that don't follow the sequence's last one; CacheFullError when there are fewer
         empty cells than tokens; DeviceError when the device fails or has too little memory. When the device
         fails in the middle of a K-shift or a sorting defrag, the cache must be cleared: see kv.update().
         """
-        n_observed = integer(observe, "observe", 0, INT32_MAX)
+        observed = integer(observe, "observe", 0, INT32_MAX), flag(peaks, "peaks")
         flags = flag(scores, "scores"), flag(repair, "repair")
-        self._handle.call(self._decode, batch, flags, hidden, n_observed)
+        self._handle.call(self._decode, batch, flags, hidden, observed)
 
     def read(self, ids: Integers) -> Document:
         """Reads tokens by themselves, from position 0 on; their cells are held for Sequence.link().
@@ -359,6 +361,25 @@ class Context(Closable):
         self._handle.call(lib().kvg_attention, index, _address(shares, ctypes.c_float))
         return shares
 
+    def attention_peaks(self, layer: int) -> npt.NDArray[np.float32]:
+        """How much the tokens attend to each cell at most that decode(observe=, peaks=True) observed.
+
+        float32 (n_cells, n_head_kv), of the cells of the layer's group: the highest share of its attention
+        that any query head of a KV head gives the cell, of any of these tokens. Cells that have moved since
+        then aren't followed.
+
+        Raises InvalidArgumentError when the last decode observed no peaks, or failed, and for a layer that
+        doesn't attend.
+        """
+        index = integer(layer, "layer", 0, self.model.n_layer - 1)
+        group = next((each for each in self.kv.groups if index in each.layers), None)
+        if group is None or group.kind == "state":
+            raise InvalidArgumentError(f"layer {index} has no cells that tokens attend to")
+        n_heads = self.model.layers[index].n_head_kv
+        peaks = np.empty((group.n_cells, n_heads), np.float32)
+        self._handle.call(lib().kvg_attention_peaks, index, _address(peaks, ctypes.c_float))
+        return peaks
+
     @property
     def devices(self) -> tuple[DevicePart, ...]:
         """The memory that this context and its model use on each device, and what runs there; the CPU last.
@@ -406,10 +427,10 @@ class Context(Closable):
         batch: Batch,
         flags: tuple[bool, bool],
         hidden: npt.NDArray[np.float32] | None,
-        n_observed: int,
+        observed: tuple[int, bool],
     ) -> None:
         scored, repair = flags
-        self._decode_batch(context, batch, scored=scored, hidden=hidden, repair=repair, n_observed=n_observed)
+        self._decode_batch(context, batch, scored=scored, hidden=hidden, repair=repair, observed=observed)
 
     def _decode_last(self, context: int, batch: Batch, copy: bool = True) -> LastOutput:
         """copy: whether the result has a copy of the row of logits."""
@@ -430,7 +451,7 @@ class Context(Closable):
         must_output: bool = False,
         hidden: npt.NDArray[np.float32] | None = None,
         repair: bool = False,
-        n_observed: int = 0,
+        observed: tuple[int, bool] = (0, False),
     ) -> int:
         """Decodes the batch, and returns its number of outputs; must_output: it must have at least one."""
         self._outputs.n = None
@@ -456,7 +477,8 @@ class Context(Closable):
             checkpoint=_address(arrays.checkpoint, ctypes.c_uint8) if arrays.checkpoint.any() else None,
             hidden=None if states is None else _address(states, ctypes.c_float),
             repair=repair,
-            n_observed=n_observed,
+            n_observed=observed[0],
+            peaks=observed[1],
         )
         pos_max = self.kv._ask_bounds(context, self.n_seq_max).pos_max if repair and self._pending else []
         outputs = self._outputs

@@ -11,7 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pykvgraph.checks import integer, shown
-from pykvgraph.context.cell_scores import POLICIES, Floats, TextCells, checked_composite, checked_policy
+from pykvgraph.context.cell_scores import (
+    POLICIES,
+    Floats,
+    Peaks,
+    TextCells,
+    checked_composite,
+    checked_policy,
+)
 from pykvgraph.context.context import Context
 from pykvgraph.context.context_shift import require_room
 from pykvgraph.context.second_reading import read_again
@@ -34,9 +41,9 @@ class Forget:
     """A policy for a text that goes on: it has `budget` cells, and forgets those that matter least.
 
     budget: the most cells of a sequence; None: as many as the cache has room for. policy: by what cells are
-    chosen: one of context.cell_scores.POLICIES (docs/forgetting.md). on_forget: called with a ForgetReport
-    each time. composite: each head of each layer keeps
-    tokens of its own choice, gathered in composite cells, where the policy tells heads apart ("keydiff").
+    chosen: one of context.cell_scores.POLICIES (docs/forgetting.md), but for "kvzip", which reads the whole
+    text. on_forget: called with a ForgetReport each time. composite: each head of each layer keeps tokens of
+    its own choice, gathered in composite cells, where the policy tells heads apart ("keydiff").
 
     128 cells are forgotten at a time, or half of those that may be where that is less. The first 4 and the
     last 64 are not, nor those that a window sees, nor any that other sequences or holds have, too.
@@ -54,7 +61,7 @@ class Forget:
     composite: bool = False
 
     def __post_init__(self) -> None:
-        checked_composite(self.composite, checked_policy(self.policy))
+        checked_composite(self.composite, checked_policy(self.policy, repeats=False))
         if self.budget is not None:
             object.__setattr__(self, "budget", integer(self.budget, "budget", N_SINKS + N_RECENT + 1))
         if self.on_forget is not None and not callable(self.on_forget):
@@ -78,8 +85,9 @@ class Forget:
         n_missing = n_tokens - self.room(ctx.kv, seq)
         if n_missing <= 0:
             return
-        n_most = n_forgettable(ctx, seq)
-        n_cells = max(n_missing, min(N_AT_ONCE, n_most // 2))
+
+        def n_cells(n_most: int) -> int:
+            return max(n_missing, min(N_AT_ONCE, n_most // 2))
 
         def read(n: int) -> None:
             read_again(ctx, seq, last[-n:])
@@ -97,44 +105,58 @@ class Forget:
 def chosen(
     ctx: Context,
     seq: int,
-    n_cells: int,
+    n_cells: Callable[[int], int],
     policy: str,
     read: Callable[[int], None] = lambda n: None,
+    repeat: Callable[[], Peaks | None] = lambda: None,
     *,
     n_keep: int = N_SINKS,
     shared: bool = False,
 ) -> Places:
-    """The positions of a sequence, rising, that matter least and have n_cells cells or a few more.
+    """The positions of a sequence, rising, that matter least and have n_cells(n) cells or a few more.
 
-    read: decodes the last so many tokens once more, observed. n_keep: so many of the first positions stay, 4
-    at least. shared: cells that other sequences or holds have, too, may be forgotten; they aren't empty then.
+    n_cells: how many are to go, of so many that may; 0: none. read: decodes the last so many tokens once
+    more, observed. repeat: what the repeated text attends to (repetition.repeated). n_keep: so many of the
+    first positions stay, 4 at least. shared: cells that other sequences or holds have, too, may be forgotten;
+    they aren't empty then.
 
-    Raises what `read` raises; CacheFullError when fewer cells may be forgotten, and UnsupportedError as
-    TextCells does.
+    Raises what `read` and `repeat` raise; CacheFullError when fewer cells may be forgotten, and
+    UnsupportedError as TextCells does.
     """
-    text, may_go = _read(ctx, seq, n_cells, policy, read, n_keep, shared)
-    numbers = np.flatnonzero(may_go)
-    order = numbers[np.argsort(POLICIES[policy].score(text)[numbers], kind="stable")]
+    text, candidates, n_wanted = _read(ctx, seq, n_cells, policy, read, repeat, n_keep, shared)
+    if n_wanted == 0:
+        return np.zeros(0, np.int64)
+    return lowest(text, candidates, POLICIES[policy].score(text), n_wanted)
+
+
+def lowest(text: TextCells, candidates: npt.NDArray[np.bool_], scores: Floats, n_cells: int) -> Places:
+    """Of some of its positions those with the lowest scores, rising, that have n_cells or a few more."""
+    numbers = np.flatnonzero(candidates)
+    order = numbers[np.argsort(scores[numbers], kind="stable")]
     n = int(np.searchsorted(np.cumsum(text.n_cells[order]), n_cells)) + 1
     return np.sort(text.positions[order[:n]])
 
 
 def compose(
-    ctx: Context, seq: int, n_cells: int, policy: str, read: Callable[[int], None] = lambda n: None
+    ctx: Context,
+    seq: int,
+    n_cells: Callable[[int], int],
+    policy: str,
+    read: Callable[[int], None] = lambda n: None,
 ) -> ForgetReport:
-    """Forgets n_cells cells of a sequence; in those that stay each head has its own choice of tokens.
+    """Forgets n_cells(n) cells of a sequence; in those that stay each head has its own choice of tokens.
 
     The cells that may be forgotten become one span, at the last of their positions (kv_cache.composite). The
     policy must have scores of heads. Where one cell would be left of them it goes, too.
 
     Raises as chosen() does, and what kv_cache.composite.compose() raises.
     """
-    text, may_go = _read(ctx, seq, n_cells, policy, read, N_SINKS, False)
-    of_heads, n_kept = POLICIES[policy].of_heads, int(text.n_cells[may_go].sum()) - n_cells
-    places = text.positions[may_go]
+    text, candidates, n_wanted = _read(ctx, seq, n_cells, policy, read, lambda: None, N_SINKS, False)
+    of_heads, n_kept = POLICIES[policy].of_heads, int(text.n_cells[candidates].sum()) - n_wanted
+    places = text.positions[candidates]
     if of_heads is None or n_kept < 2:
         return drop(ctx.kv, seq, places)
-    chosen_cells = np.flatnonzero(may_go[text.number_of_cells()])
+    chosen_cells = np.flatnonzero(candidates[text.number_of_cells()])
     compositions = []
     for group, layers in zip(text.groups, of_heads(text), strict=True):
         rows = [np.sort(_best(heads[:, chosen_cells], n_kept), axis=1) for heads in layers]
@@ -154,33 +176,31 @@ def _best(scores: Floats, n: int) -> Places:
 def _read(
     ctx: Context,
     seq: int,
-    n_cells: int,
+    n_cells: Callable[[int], int],
     policy: str,
     read: Callable[[int], None],
+    repeat: Callable[[], Peaks | None],
     n_keep: int,
     shared: bool,
-) -> tuple[TextCells, npt.NDArray[np.bool_]]:
-    """What the policy reads, and which positions may be forgotten; they have n_cells cells or more."""
+) -> tuple[TextCells, npt.NDArray[np.bool_], int]:
+    """What the policy reads; which positions may be forgotten; and how many cells of them are to be."""
     text = TextCells(ctx, seq)
-    may_go = _may_go(text, n_keep, shared)
-    n_most = int(text.n_cells[may_go].sum())
-    if n_most < n_cells:
+    candidates = may_go(text, n_keep, shared)
+    n_most = int(text.n_cells[candidates].sum())
+    n_wanted = n_cells(n_most)
+    if n_most < n_wanted:
         raise CacheFullError(
-            f"{n_cells} cells of sequence {seq} are to be forgotten, and {n_most} may be: "
+            f"{n_wanted} cells of sequence {seq} are to be forgotten, and {n_most} may be: "
             f"the first {max(n_keep, N_SINKS)} and the last {N_RECENT} tokens stay, as does what windows "
             "see and what others have, too. Use a larger n_ctx or budget, or smaller batches"
         )
-    n_observed = POLICIES[policy].n_observed
-    if n_observed:
-        read(n_observed)
-        text = TextCells(ctx, seq)
-    return text, may_go
-
-
-def n_forgettable(ctx: Context, seq: int, *, n_keep: int = N_SINKS, shared: bool = False) -> int:
-    """How many cells of a sequence chosen() may choose. Raises UnsupportedError as TextCells does."""
-    text = TextCells(ctx, seq)
-    return int(text.n_cells[_may_go(text, n_keep, shared)].sum())
+    how = POLICIES[policy]
+    if n_wanted and how.n_observed:
+        read(how.n_observed)
+        text = TextCells(ctx, seq)  # those tokens have other cells now
+    if n_wanted and how.repeats:
+        text.repeated = repeat()
+    return text, candidates, n_wanted
 
 
 def n_at_once(n_most: int) -> int:
@@ -188,15 +208,15 @@ def n_at_once(n_most: int) -> int:
     return min(N_AT_ONCE, -(-n_most // 2))
 
 
-def _may_go(text: TextCells, n_keep: int, shared: bool) -> npt.NDArray[np.bool_]:
-    """Which positions."""
-    may_go: npt.NDArray[np.bool_] = text.is_own | shared
-    may_go[: max(n_keep, N_SINKS)] = False
-    may_go[-N_RECENT:] = False
+def may_go(text: TextCells, n_keep: int, shared: bool) -> npt.NDArray[np.bool_]:
+    """Which positions may be forgotten. n_keep, shared: as in chosen()."""
+    found: npt.NDArray[np.bool_] = text.is_own | shared
+    found[: max(n_keep, N_SINKS)] = False
+    found[-N_RECENT:] = False
     if len(text.positions):
         n_seen = max(group.window for group in text.kv.groups)
-        may_go &= text.positions <= text.positions[-1] - n_seen
-    return may_go
+        found &= text.positions <= text.positions[-1] - n_seen
+    return found
 
 
 def drop(kv: KVCache, seq: int, places: Places) -> ForgetReport:

@@ -37,11 +37,7 @@ def require_second_reading(ctx: Context, seq: int, n: int) -> None:
     kv, position = ctx.kv, ctx.kv.seq_pos_max(seq) + 1 - n
     if n == 0 or position < 0:
         raise UnsupportedError("the last tokens of the text aren't known, and can't be decoded once more")
-    if any(part.attention in ("flash", "plain") for part in ctx.devices):
-        raise UnsupportedError(
-            'what tokens attend to is known where the CPU computes attention, with flash_attn="auto": '
-            "forget by another policy"
-        )
+    require_attention(ctx)
     require_going_back(kv, seq, position)
     found = kv.seq_count(seq, position, -1)
     if found.n_cells != n or found.n_shared > kv.n_free:
@@ -64,3 +60,12 @@ def require_going_back(kv: KVCache, seq: int, position: int) -> None:
                 f"layers with a window of {group.window} have lost positions that one at {position} sees: "
                 "open the context with swa_full=True"
             )
+
+
+def require_attention(ctx: Context) -> None:
+    """Raises UnsupportedError where it isn't known what tokens attend to."""
+    if any(part.attention in ("flash", "plain") for part in ctx.devices):
+        raise UnsupportedError(
+            'what tokens attend to is known where the CPU computes attention, with flash_attn="auto": '
+            "forget by another policy"
+        )

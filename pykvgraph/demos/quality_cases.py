@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 
 from pykvgraph.checks import shown
 from pykvgraph.context.batch import Batch
-from pykvgraph.context.cell_scores import POLICIES
+from pykvgraph.context.cell_scores import POLICIES, checked_composite
 from pykvgraph.context.context import Context
 from pykvgraph.context.context_shift import ContextShift
 from pykvgraph.context.forgetting import N_AT_ONCE, N_RECENT, N_SINKS, Forget
@@ -213,7 +213,10 @@ class ForgottenText:
     composite: bool = False
 
     def __post_init__(self) -> None:
-        self._forget()  # raises what is wrong with them
+        if self.n_cells is None:
+            checked_composite(self.composite, self.policy)
+        else:
+            self._forget()  # raises what is wrong with them
 
     def _forget(self) -> Forget:
         return Forget(self.n_cells, self.policy, composite=self.composite)

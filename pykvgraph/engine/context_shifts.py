@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pykvgraph.context.context import Context
-from pykvgraph.context.forgetting import chosen, n_at_once, n_forgettable, runs_of
+from pykvgraph.context.forgetting import chosen, n_at_once, runs_of
 from pykvgraph.engine.context_window import Window
 from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.running_set import RunningSet
@@ -28,9 +28,8 @@ def _given_up(ctx: Context, sequence: RequestSequence, window: Window) -> list[r
     """The tokens that make room, which are at positions of the same numbers."""
     if window.forget is not None:
         seq, n_keep = sequence.seq, window.n_keep
-        n_most = n_forgettable(ctx, seq, n_keep=n_keep, shared=True)
-        if n_most:
-            places = chosen(ctx, seq, n_at_once(n_most), window.forget, n_keep=n_keep, shared=True)
+        places = chosen(ctx, seq, n_at_once, window.forget, n_keep=n_keep, shared=True)
+        if len(places):
             return runs_of(places)
     return [window.discarded(sequence.n_decoded)]
 

@@ -34,7 +34,7 @@ class Window:
     forget: str | None = None
 
     def __post_init__(self) -> None:
-        if self.forget is not None and POLICIES[checked_policy(self.forget)].n_observed:
+        if self.forget is not None and POLICIES[checked_policy(self.forget)].reads:
             raise InvalidArgumentError(f"forget: {self.forget} decodes tokens once more, which engines don't")
         least = _LEAST if self.forget is None else N_SINKS + N_RECENT + 4
         object.__setattr__(self, "n_ctx", integer(self.n_ctx, "n_ctx", least))

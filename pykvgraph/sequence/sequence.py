@@ -11,11 +11,12 @@ import numpy.typing as npt
 
 from pykvgraph.checks import INT32_MAX, Integers, integer, integers
 from pykvgraph.context.batch import Batch
-from pykvgraph.context.cell_scores import checked_composite, checked_policy
+from pykvgraph.context.cell_scores import Peaks, checked_composite, checked_policy
 from pykvgraph.context.common_length import common_length
 from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.context.context_shift import ContextShift, self_extend
 from pykvgraph.context.forgetting import POLICY, chosen, compose, drop
+from pykvgraph.context.repetition import repeated
 from pykvgraph.context.second_reading import read_again, require_second_reading
 from pykvgraph.errors import (
     CacheFullError,
@@ -222,29 +223,44 @@ class TokenSequence(NotCopied):
         goes as a whole: go_back() into it goes to where it begins, and an edit or a repair takes all of it.
 
         Policies that look at attention decode the last token ("tova") or the last 64 ("snapkv") once more,
-        in their places.
+        in their places; "kvzip" decodes the whole text once more, behind itself, in parts (of 512 tokens at
+        most) whose cells are empty again afterwards.
 
         Raises InvalidArgumentError for a bad argument, CacheFullError when fewer cells may be forgotten, and
         UnsupportedError where each layer has a window or a state, or a policy can't decode those tokens once
         more (context.second_reading). Nothing is changed then.
         """
-        n_cells = integer(n_cells, "n_cells", 1)
-        checked_composite(composite, checked_policy(policy))
+        n_wanted = integer(n_cells, "n_cells", 1)
+        if checked_composite(composite, checked_policy(policy)):
+            return self._compose(n_wanted, policy)
+        report = self.forget_some(lambda _: n_wanted, policy)
+        assert report is not None
+        return report
+
+    def _compose(self, n_cells: int, policy: str) -> ForgetReport:
+        """forget() with composite cells."""
         self._recover()
         if self._earlier is not None:
             self._earlier.clear()  # cells that it holds would stay
-        if composite:
-            before = self._tokens.n_true
-            self._tokens.forgotten(0)  # should that be interrupted, nobody may share what is there
-            try:
-                report = compose(self._ctx, self._seq, n_cells, policy, self._read_again)
-            except KVGraphError:
-                self._tokens.n_true = before
-                raise
+        before = self._tokens.n_true
+        self._tokens.forgotten(0)  # should that be interrupted, nobody may share what is there
+        try:
+            report = compose(self._ctx, self._seq, lambda _: n_cells, policy, self._read_again)
+        except KVGraphError:
             self._tokens.n_true = before
-            self._tokens.forgotten(self.positions.first_at(report.positions[0]))
-            return report
-        places = chosen(self._ctx, self._seq, n_cells, policy, self._read_again)
+            raise
+        self._tokens.n_true = before
+        self._tokens.forgotten(self.positions.first_at(report.positions[0]))
+        return report
+
+    def forget_some(self, n_cells: Callable[[int], int], policy: str) -> ForgetReport | None:
+        """As forget(): n_cells(n) cells, of n that may be; None where that is 0, and nothing is done."""
+        self._recover()
+        if self._earlier is not None:
+            self._earlier.clear()  # cells that it holds would stay
+        places = chosen(self._ctx, self._seq, n_cells, policy, self._read_again, self._repeat)
+        if not len(places):
+            return None
         self._tokens.forgotten(self.positions.first_at(int(places[0])))
         return drop(self._ctx.kv, self._seq, places)
 
@@ -302,6 +318,14 @@ class TokenSequence(NotCopied):
         read_again(self._ctx, self._seq, ids)
         self._tokens.extend(ids)
         self._tokens.n_true = n_true
+
+    def _repeat(self) -> Peaks:
+        """What the text attends to when it is read once more, behind itself."""
+        self._is_torn = True  # should that be interrupted, there may be tokens behind the text
+        try:
+            return repeated(self._ctx, self._seq, self._tokens.ids)
+        finally:
+            self._is_torn = self._ctx.kv.seq_pos_max(self._seq) >= self._tokens.next_position
 
     def record(self, ids: Integers, positions: Positions | None = None) -> None:
         """Tells that these tokens were appended to the sequence by something else.

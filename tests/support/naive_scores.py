@@ -63,3 +63,21 @@ def snapkv(attended: Sequence[Floats], n_observed: int = 64, n_pooled: int = 5) 
             padded = np.pad(before, n_pooled // 2)
             of_heads.append([padded[i : i + n_pooled].mean() for i in range(len(before))])
     return np.asarray(np.mean(of_heads, axis=0))
+
+
+def kvzip(attended: Sequence[Sequence[Floats]], n: int, n_head_kv: int) -> Floats:
+    """arXiv:2505.23416: the highest that any token behind the first n gives each of these, in any part.
+
+    attended: of parts, of layers, (n_head, n + m, n + m). The mean over KV heads and layers.
+    """
+    peaks = []
+    for layer in range(len(attended[0])):
+        for head_kv in range(n_head_kv):
+            group = len(attended[0][layer]) // n_head_kv
+            heads = [
+                part[layer][head]
+                for part in attended
+                for head in range(head_kv * group, (head_kv + 1) * group)
+            ]
+            peaks.append(np.max([head[n:, :n].max(axis=0) for head in heads], axis=0))
+    return np.asarray(np.mean(peaks, axis=0))

@@ -85,6 +85,24 @@ kvg_status kvg_attention(const kvg_context * context, int64_t group, float * out
     });
 }
 
+kvg_status kvg_attention_peaks(const kvg_context * context, int64_t layer, float * out) {
+    return guarded([&] {
+        const class context & c = need(context, "context").context;
+        const auto last = static_cast<int64_t>(c.peaks().size()) - 1;
+        const attention_peaks & peaks = c.peaks()[static_cast<size_t>(bounded("layer", layer, 0, last))];
+        if (peaks.n_rows == 0) {
+            fail(KVG_INVALID_ARGUMENT, "the last decode observed no peaks of attention in this layer, or failed: decode(batch, "
+                                       "observe=N, peaks=True)");
+        }
+        float * to = &need(out, "out");
+        for (uint32_t i = 0; i < c.cache().groups()[peaks.group].cells().size(); ++i) {
+            for (size_t at = i; at < peaks.of_row.size(); at += peaks.n_rows) {
+                *to++ = peaks.of_row[at];
+            }
+        }
+    });
+}
+
 // Calls decode(context, output), which returns the rows that it wrote.
 template <class F> static kvg_status with_output(kvg_context * context, kvg_output * output, F && decode) {
     return on_context(context, [&](class context & c) {

@@ -27,7 +27,8 @@ static std::string struct_layout() {
     FIELD(kvg_batch, checkpoint, ",");
     FIELD(kvg_batch, hidden, ",");
     FIELD(kvg_batch, repair, ",");
-    FIELD(kvg_batch, n_observed, ";");
+    FIELD(kvg_batch, n_observed, ",");
+    FIELD(kvg_batch, peaks, ";");
     STRUCT(kvg_context_params);
     FIELD(kvg_context_params, struct_size, ",");
     FIELD(kvg_context_params, n_ctx, ",");

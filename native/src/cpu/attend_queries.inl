@@ -199,7 +199,7 @@ struct seen_cells {
 };
 
 // The scores of one head become shares of its attention, which cells get. sum: what merge() left
-void share_out(float * scores, const seen_cells & seen, const float * sum, const widths & w, float * shares) {
+void share_out(float * scores, const seen_cells & seen, const float * sum, const widths & w, const attend_job & job) {
     const float highest = sum[w.padded_v];
     const float total = sum[w.padded_v + 1];
     const uint32_t end = fill_up(scores, seen.n, LOWEST);
@@ -207,7 +207,8 @@ void share_out(float * scores, const seen_cells & seen, const float * sum, const
         store(scores + i, exp_of(load(scores + i) - highest) / total);
     }
     for (uint32_t i = 0; i < seen.n; ++i) {
-        shares[seen.at[i]] += scores[i];
+        float & share = job.shares[seen.at[i]];
+        share = job.peaks ? (share < scores[i] ? scores[i] : share) : share + scores[i];
     }
 }
 
@@ -227,7 +228,7 @@ void attend_queries(const attend_job & job, const float * q, float * sum, rows<T
             cap_scores(own, seen[h]->n, job.soft_cap);
         }
         if (job.shares) {
-            share_out(own, *seen[h], sum + h * w.partial(), w, job.shares);
+            share_out(own, *seen[h], sum + h * w.partial(), w, job);
         } else {
             soften(own, seen[h]->n, sum + h * w.partial(), w);
         }

@@ -63,6 +63,7 @@ struct attend_job {
     attend_rotations waiting;
     // (n_kv): what each cell gets of the tokens' attention is added; nullptr: they attend. Else `partial` has what merge() left there.
     float * shares;
+    bool peaks; // not added: the highest that any of the tokens' heads gives a cell
 };
 
 // What is worked on at a time: some tokens' query heads of one KV head over one range of cells.

@@ -19,6 +19,21 @@ struct observed_attention {
     double n_queries = 0;       // how many these are
 };
 
+// The highest that a token which is observed gives a cell in a layer, of the query heads of each KV head: (n_head_kv, n_rows).
+struct attention_peaks {
+    std::vector<float> of_row;
+    uint32_t n_rows = 0; // of the layer's group; 0: nothing was observed
+    uint32_t group = 0;
+};
+
+// Where a layer's attention tells what its tokens attend to: one of them, or none.
+struct attention_observer {
+    observed_attention * shares = nullptr;
+    attention_peaks * peaks = nullptr;
+
+    explicit operator bool() const { return shares || peaks; }
+};
+
 // Memory for the operations of a context: its layers run one after the other.
 class attend_workspace {
 public:
@@ -59,8 +74,8 @@ public:
     // Which cells of the group wait, and how queries are rotated for them. Valid until the next call; the arrays must live until then.
     void set_waiting(const attend_rotations & waiting) { waiting_ = waiting; }
 
-    // From now on each computation adds to `to` what its tokens from this one on attend to; nullptr: no more. n_tokens: of a computation
-    void observe(uint32_t from, uint32_t n_tokens, observed_attention * to);
+    // From now on each computation adds to `to` what its tokens from this one on attend to. n_tokens: of a computation
+    void observe(uint32_t from, uint32_t n_tokens, attention_observer to);
 
 private:
     static void compute(ggml_tensor * dst, int ith, int nth, void * op);
@@ -69,6 +84,8 @@ private:
     float * shares_of(const attend_job & job, uint32_t token, uint32_t head_kv);
     void observe_unit(const attend_job & job, const attend_unit & unit, float * merged, float * scratch);
     void add_observed(const attend_job & job);
+    void add_shares(const float * shares, size_t n);
+    void add_peaks(const float * peaks, size_t n, uint32_t head_kv);
 
     const cell_span & span_;
     attend_rotations waiting_ = {};
@@ -78,7 +95,7 @@ private:
     float soft_cap_;
     uint32_t n_head_kv_;
     uint32_t observed_from_ = 0;
-    observed_attention * observed_ = nullptr;
+    attention_observer observed_;
 };
 
 } // namespace kvg

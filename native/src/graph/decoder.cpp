@@ -54,7 +54,7 @@ static std::vector<layer_spec> with_own_states(const std::vector<layer_spec> & l
 decoder::decoder(const model & model, const kv_cache & cache, const backends & backends, const decoder_params & params,
                  std::vector<active_adapter> adapters)
     : model_(model), cache_(cache), backends_(backends), n_ubatch_(params.n_ubatch), n_outputs_(params.n_outputs),
-      spans_(cache.groups().size()), observed_(cache.groups().size()),
+      spans_(cache.groups().size()), observed_(cache.groups().size()), peaks_(model.hparams().layers.size()),
       recur_workspace_(with_own_states(model.hparams().layers, cache), params.max_threads), adapters_(std::move(adapters)),
       taps_(cache) {
     choose_attentions(params.flash_attn, params.max_threads);
@@ -235,19 +235,32 @@ decode_graph & decoder::prepare(uint32_t n_tokens, uint32_t n_outputs, const std
 }
 
 void decoder::begin_observing() {
-    for (size_t g = 0; g < observed_.size(); ++g) {
-        observed_[g] = {};
+    for (observed_attention & each : observed_) {
+        each = {};
+    }
+    for (attention_peaks & each : peaks_) {
+        each = {};
     }
 }
 
-void decoder::observe(uint32_t from, uint32_t n_tokens) {
-    for (size_t g = 0; from < n_tokens && g < observed_.size(); ++g) {
-        observed_[g].of_cell.resize(cache_.groups()[g].n_rows());
-    }
+void decoder::observe(uint32_t from, uint32_t n_tokens, bool peaks) {
     for (uint32_t il = 0; il < attentions_.size(); ++il) {
-        if (attentions_[il].op) {
-            attentions_[il].op->observe(from, n_tokens, &observed_[model_.hparams().layers[il].group]);
+        if (!attentions_[il].op) {
+            continue;
         }
+        const layer_spec & layer = model_.hparams().layers[il];
+        const uint32_t n_rows = cache_.groups()[layer.group].n_rows();
+        attention_observer to;
+        if (from < n_tokens && peaks) {
+            peaks_[il].n_rows = n_rows;
+            peaks_[il].group = layer.group;
+            peaks_[il].of_row.resize(size_t{layer.n_head_kv} * n_rows);
+            to.peaks = &peaks_[il];
+        } else if (from < n_tokens) {
+            observed_[layer.group].of_cell.resize(n_rows);
+            to.shares = &observed_[layer.group];
+        }
+        attentions_[il].op->observe(from, n_tokens, to);
     }
 }
 

@@ -30,6 +30,8 @@ public:
     bool is_checkpoint(uint32_t i) const { return in_.checkpoint && in_.checkpoint[i] != 0; }
     // the first of those that are observed; n_tokens(): none
     uint32_t observed_from() const { return n_tokens() - static_cast<uint32_t>(in_.n_observed); }
+    // whether of these only the highest is wanted that any gives a cell
+    bool observes_peaks() const { return in_.peaks != 0; }
     // of each sequence that the batch has, where its tokens begin
     std::vector<first_position> first_positions() const;
     // Whether any token lies below the end of a sequence of its.

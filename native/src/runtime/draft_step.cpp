@@ -93,7 +93,7 @@ void draft_step::compute(const batch & batch, const micro_batch & ubatch, const 
         each->expect({}, {});
     }
     if (decoder_.can_observe()) {
-        decoder_.observe(ubatch.n, ubatch.n); // none of them
+        decoder_.observe(ubatch.n, ubatch.n, false); // none of them
     }
     run_.compute(graph, ubatch.n);
     decoder_.wait();

@@ -214,7 +214,7 @@ const decode_graph & step::compute(const batch & batch, const micro_batch & ubat
 void step::observe(const batch & batch, const micro_batch & ubatch) {
     if (decoder_.can_observe()) {
         const uint32_t from = std::max(batch.observed_from(), ubatch.begin) - ubatch.begin;
-        decoder_.observe(std::min(from, ubatch.n), ubatch.n);
+        decoder_.observe(std::min(from, ubatch.n), ubatch.n, batch.observes_peaks());
     }
 }
 
@@ -295,7 +295,7 @@ int64_t step::append(int64_t seq, int64_t token, const kvg_output * output) {
     const auto seq_id = static_cast<int32_t>(seq);
     const int32_t seq_begin[] = {0, 1};
     const uint8_t wanted = 1;
-    return decode({sizeof(kvg_batch), 1, &id, &pos, seq_begin, &seq_id, &wanted, nullptr, nullptr, 0, 0}, output);
+    return decode({sizeof(kvg_batch), 1, &id, &pos, seq_begin, &seq_id, &wanted, nullptr, nullptr, 0, 0, 0}, output);
 }
 
 } // namespace kvg

@@ -22,6 +22,7 @@ from support.referee import Referee
 import pykvgraph as kvg
 from pykvgraph.context.cell_scores import POLICIES, TextCells
 from pykvgraph.context.forgetting import N_RECENT, N_SINKS, chosen, close_gaps
+from pykvgraph.context.repetition import ASKED, repeated
 from pykvgraph.sequence.sequence import TokenSequence, earlier_texts
 
 N = 160
@@ -101,6 +102,56 @@ def test_attention_by_its_definition(small: kvg.Model, policy: str, n_free: int)
         assert positions(ctx) == sorted(set(range(N)) - set(report.positions))
         assert (text.ids.tolist(), ctx.kv.pending_token(0)) == (IDS, 9)
         assert text.set([*IDS, 7]).n_decoded == 1
+
+
+@pytest.mark.parametrize("n_free", [120, 300])
+def test_kvzip_by_its_definition(small: kvg.Model, n_free: int) -> None:
+    """The text is repeated in as many parts as the empty cells want, which are empty again afterwards."""
+    asked = asked_ids_of(small)
+    n_part = min(n_free - len(asked) - 8, 512)
+    parts: list[list[Floats]] = [[] for _ in range(0, N, n_part)]
+    for p, layers in zip(range(0, N, n_part), parts, strict=True):
+        naive_logits(SMALL, [*IDS, *asked, *IDS[max(p - 8, 0) : p], *IDS[p : p + n_part]], layers)
+    expected = naive_scores.kvzip(parts, N, SMALL.n_head_kv)
+    with open_context(small, **{**OPTIONS, "n_ctx": N + n_free}) as ctx:
+        text = text_of(ctx)
+        ctx.kv.set_pending_token(0, 9)
+        scored = TextCells(ctx, 0)
+        scored.repeated = repeated(ctx, 0, IDS)
+        assert POLICIES["kvzip"].score(scored) == pytest.approx(expected, abs=1e-5)
+        report = text.forget(40, "kvzip")
+        assert report.positions == tuple(lowest(expected, 40))
+        assert positions(ctx) == sorted(set(range(N)) - set(report.positions))
+        assert (text.ids.tolist(), ctx.kv.pending_token(0)) == (IDS, 9)
+        assert text.set([*IDS, 7]).n_decoded == 1
+
+
+def asked_ids_of(model: kvg.Model) -> list[int]:
+    return model.tokenizer.encode(ASKED, add_special=False) if model.has_tokenizer else []
+
+
+def test_repetitions_that_fail(ctx: kvg.Context, delta_net: kvg.Model) -> None:
+    """The text is as it was."""
+    text = text_of(ctx)
+    with fault("compute", 3), pytest.raises(kvg.DeviceError):
+        text.forget(10, "kvzip")
+    assert (text.ids.tolist(), positions(ctx)) == (IDS, list(range(N)))
+    text.set([*IDS, *OTHER])
+    ctx.kv.seq_cp(0, 1, -1, -1)
+    with pytest.raises(kvg.CacheFullError, match="may be"):
+        text.forget(1, "kvzip")
+    ctx.kv.seq_rm(1, -1, -1)
+    text.set([*IDS, *OTHER, *IDS[:60]])
+    with pytest.raises(kvg.CacheFullError, match="to repeat a text"):
+        text.forget(10, "kvzip")
+    assert text.set([*IDS, *OTHER, *IDS[:60], 7]).n_decoded == 1
+    with open_context(delta_net, **OPTIONS) as other:
+        text = text_of(other, ids_of(delta_net, N, 1))
+        with pytest.raises(kvg.UnsupportedError, match="recurrent layers"):
+            text.forget(10, "kvzip")
+        assert len(text) == N
+    with pytest.raises(kvg.InvalidArgumentError, match="too full"):
+        kvg.Forget(100, "kvzip")
 
 
 def test_second_readings_that_fail(ctx: kvg.Context, delta_net: kvg.Model) -> None:
@@ -248,7 +299,7 @@ def test_tokens_that_share_a_position_go_together(ctx: kvg.Context, n_grp: int) 
     assert len(positions(ctx)) == N - report.n_cells
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [name for name, policy in POLICIES.items() if not policy.repeats])
 def test_generate_within_a_budget(ctx: kvg.Context, small: kvg.Model, policy: str) -> None:
     """Never more cells than that; the beginning and the end are there; positions stay."""
     reports: list[kvg.ForgetReport] = []
@@ -333,5 +384,5 @@ def test_what_is_no_forgetting(ctx: kvg.Context, n: Any, policy: Any) -> None:
     text = text_of(ctx)
     with pytest.raises(kvg.InvalidArgumentError):
         text.forget(n, policy)
-    assert chosen(ctx, 0, 1, "window", text._read_again).tolist() == [N_SINKS]
+    assert chosen(ctx, 0, lambda _: 1, "window").tolist() == [N_SINKS]
     assert positions(ctx) == list(range(N))

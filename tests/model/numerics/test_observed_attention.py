@@ -58,6 +58,34 @@ def test_by_the_definition(
             assert shares(ctx, index) == pytest.approx(expected, abs=2e-6)
 
 
+@pytest.mark.parametrize(
+    ("n_observed", "n_ubatch", "n_threads"), [(1, 512, 1), (64, 512, 2), (64, 24, 1), (N, 40, 2)]
+)
+def test_peaks_by_the_definition(
+    model_file: Callable[[ModelSpec], Path], n_observed: int, n_ubatch: int, n_threads: int
+) -> None:
+    """The highest share of any of these tokens, by any query head of each KV head; shares are untold then."""
+    layers = attended(SMALL, IDS)
+    options = {**OPTIONS, "n_ubatch": n_ubatch, "n_threads": n_threads, "n_threads_batch": n_threads}
+    with kvg.Model(model_file(SMALL), device="cpu") as model, open_context(model, **options) as ctx:
+        with pytest.raises(kvg.InvalidArgumentError, match="no peaks"):
+            ctx.attention_peaks(0)
+        ctx.decode(batch_of(run_of(IDS[:70])))
+        ctx.kv.seq_rm(0, 20, 70)
+        ctx.decode(batch_of(run_of(IDS[20:], 20)), observe=min(n_observed, N - 20), peaks=True)
+        cells = [cell for _, cell in cells_of(ctx)]
+        for index, shares in enumerate(layers):
+            rows = shares[:, -min(n_observed, N - 20) :].max(axis=1)  # (n_head, n)
+            expected = rows.reshape(SMALL.n_head_kv, -1, N).max(axis=1).T
+            found = ctx.attention_peaks(index)
+            assert found[cells] == pytest.approx(expected, abs=2e-6)
+            found[cells] = 0
+            assert not found.any()
+        for wrong in (lambda: ctx.attention(), lambda: ctx.attention_peaks(SMALL.n_layer)):
+            with pytest.raises(kvg.InvalidArgumentError):
+                wrong()
+
+
 def test_many_cells_for_one_token(model_file: Callable[[ModelSpec], Path]) -> None:
     """Cells in several ranges, which threads work on by themselves."""
     ids = random_ids(700, N_VOCAB)
