@@ -60,6 +60,7 @@ class UpdateStats:
     shifted_cells: cells whose K was rotated. waiting_cells: cells whose K-shift is still pending after the
     update, because attention rotates the queries for them (KVCache.update). moved_cells: cells that defrag
     moved. moved_bytes: their K and V in all layers. graphs: ggml graphs that were run. seconds: time taken.
+    aged_cells: cells whose K and V went from their fresh type to their old one (type_k="f16:q4_0@1024").
     """
 
     shifted_cells: int
@@ -68,6 +69,7 @@ class UpdateStats:
     moved_bytes: int
     graphs: int
     seconds: float
+    aged_cells: int = 0
 
     def __str__(self) -> str:
         waiting = f", {self.waiting_cells} waiting" if self.waiting_cells else ""
@@ -104,7 +106,9 @@ class CellGroup:
     layers: the layers whose K and V, or states, these are; none where no layer of the model attends: such
     cells only record positions. n_cells: how many cells there are. window: how
     many positions a token attends to; 0: all. n_used: cells that are not empty. n_kv: highest used cell + 1.
-    cell_bytes: bytes of one cell in all layers.
+    cell_bytes: bytes of one cell in all layers. n_fresh: where rows age (type_k="f16:q4_0@1024"), cells
+    before this one have rows of the fresh types, which cell_bytes is about, and the others have rows of the
+    old ones, old_cell_bytes; 0: all cells are alike.
     """
 
     kind: Literal["full", "window", "state"]
@@ -114,6 +118,8 @@ class CellGroup:
     n_used: int
     n_kv: int
     cell_bytes: int
+    n_fresh: int = 0
+    old_cell_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -294,6 +294,11 @@ typedef struct kvg_context_params {
     int64_t resident_layers;  /* for KVG_KV_TIER_HOST: layers whose K and V stay on their device all the same, >= 0 */
     int64_t
         n_outputs_max; /* the most outputs of one graph, >= 0; at least n_seq_max, 32, and those of 16 MiB of logits. Not for an encoder */
+    int64_t
+        n_fresh; /* cells of each group without a window whose rows are in type_k and type_v; the others' are in old_type_k and
+                           old_type_v. A multiple of 128; 0, or n_ctx and more: all of them */
+    int32_t old_type_k; /* kvg_type; means nothing when n_fresh is 0 */
+    int32_t old_type_v;
 } kvg_context_params;
 
 KVG_API kvg_status kvg_context_new(kvg_model * model, const kvg_context_params * params, kvg_context ** out);
@@ -514,6 +519,9 @@ typedef struct kvg_group_info {
     int32_t hadamard_v;
     int32_t long_rope; /* 1: K was rotated with LongRoPE's factors for long contexts */
     int32_t settled;   /* 1: the cells whose K-shift is pending wait; 0: the next update decides whether they do */
+    int64_t n_fresh;   /* cells before this one have rows of those sizes, the others have the sizes below; 0: all have those */
+    int64_t old_k_row_bytes;
+    int64_t old_v_row_bytes;
 } kvg_group_info;
 
 typedef struct kvg_update_stats {
@@ -524,6 +532,7 @@ typedef struct kvg_update_stats {
     int64_t moved_bytes; /* K and V of the moved cells, all layers */
     int64_t graphs;      /* ggml graphs that were run */
     double seconds;
+    int64_t aged_cells; /* cells whose rows were converted to the old types */
 } kvg_update_stats;
 
 KVG_API kvg_status kvg_kv_get_info(const kvg_context * context, kvg_kv_info * out);

@@ -141,6 +141,9 @@ class KvgContextParams(Structure):
         ("kv_tier", c_int32),
         ("resident_layers", c_int64),
         ("n_outputs_max", c_int64),
+        ("n_fresh", c_int64),
+        ("old_type_k", c_int32),
+        ("old_type_v", c_int32),
     )
 
 
@@ -227,6 +230,9 @@ class KvgGroupInfo(Structure):
         ("hadamard_v", c_int32),
         ("long_rope", c_int32),
         ("settled", c_int32),
+        ("n_fresh", c_int64),
+        ("old_k_row_bytes", c_int64),
+        ("old_v_row_bytes", c_int64),
     )
 
 
@@ -467,6 +473,7 @@ class KvgUpdateStats(Structure):
         ("moved_bytes", c_int64),
         ("graphs", c_int64),
         ("seconds", c_double),
+        ("aged_cells", c_int64),
     )
 
 

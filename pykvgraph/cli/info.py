@@ -23,7 +23,8 @@ from pykvgraph.cli.verb import (
     ubatch_option,
 )
 from pykvgraph.cli.where import Where, where_options
-from pykvgraph.params.params import CACHE_TYPES, ContextParams
+from pykvgraph.params.cache_type import CACHE_TYPES
+from pykvgraph.params.params import ContextParams
 
 if TYPE_CHECKING:
     from pykvgraph.model.device_types import Abilities, DeviceInfo, DevicePart, LibraryInfo

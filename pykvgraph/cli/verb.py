@@ -12,7 +12,8 @@ from click.core import ParameterSource
 
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.interrupted import ctrl_c_raises
-from pykvgraph.params.params import CACHE_TYPES, MARGIN, ContextParams
+from pykvgraph.params.cache_type import parse_cache_type
+from pykvgraph.params.params import MARGIN, ContextParams
 from pykvgraph.viz.figure import PICTURES
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -170,13 +171,26 @@ def flash_attn_option(command: F) -> F:
     return toggle_option("-fa", "--flash-attn", help="Flash attention: on, off or auto.")(command)
 
 
+class _CacheType(click.ParamType[str]):
+    """A type of K or V, as it is written everywhere."""
+
+    name = "type"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """In lower case. A usage error for what is none."""
+        try:
+            return str(parse_cache_type(value, "the type"))
+        except InvalidArgumentError as error:
+            self.fail(str(error), param, ctx)
+
+
 def cache_type_options(command: F) -> F:
     """`-ctk` and `-ctv`, the same in every verb."""
     command = option(
         "-ctv",
         "--cache-type-v",
         "type_v",
-        type=click.Choice(tuple(CACHE_TYPES), case_sensitive=False),
+        type=_CacheType(),
         metavar="TYPE",
         default=ContextParams.type_v,
         help="Type of V.",
@@ -185,10 +199,11 @@ def cache_type_options(command: F) -> F:
         "-ctk",
         "--cache-type-k",
         "type_k",
-        type=click.Choice(tuple(CACHE_TYPES), case_sensitive=False),
+        type=_CacheType(),
         metavar="TYPE",
         default=ContextParams.type_k,
-        help="Type of K: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.",
+        help="Type of K: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0. f16:q4_0@1024: F16, and Q4_0 for "
+        "tokens that are older than the last 1024.",
     )(command)
 
 

@@ -50,7 +50,8 @@ class Context(Closable):
     many as have 16 MiB of logits. Memory for so many is planned and reserved, and a micro-batch ends where
     more are asked for. With n_ubatch the logits of a long text come in steps as large as without.
     type_k, type_v: the types that K and V are stored in: "f32", "f16", "bf16", or, for models whose head size
-    is a multiple of 32, the quantized "q8_0", "q5_1", "q5_0", "q4_1" and "q4_0".
+    is a multiple of 32, the quantized "q8_0", "q5_1", "q5_0", "q4_1" and "q4_0". "f16:q4_0@1024": the last
+    1024 tokens in F16, older ones in Q4_0 (docs/cache-types.md).
     flash_attn: "on" or True: ggml's flash attention. "off" or False: any other attention. "auto": the fastest
     attention that the device has; on the CPU that is pykvgraph's own kernel.
     hadamard: whether quantized K and V are stored mixed, that is multiplied by a Walsh-Hadamard matrix.

@@ -19,7 +19,8 @@ from pykvgraph.context.context_shift import ContextShift
 from pykvgraph.context.forgetting import N_AT_ONCE, N_RECENT, N_SINKS, Forget
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.kv_cache.cache import KVCache
-from pykvgraph.params.params import CACHE_TYPES, ContextParams
+from pykvgraph.params.cache_type import parse_cache_type
+from pykvgraph.params.params import ContextParams
 from pykvgraph.sequence.long_reader import LongReader
 from pykvgraph.sequence.prefill import Prefill
 from pykvgraph.sequence.sequence import TokenSequence
@@ -272,10 +273,8 @@ def parse_case(text: str) -> Case:
     types = {"ctk": ContextParams.type_k, "ctv": ContextParams.type_v}
     rest = list(words)
     while len(rest) > 1 and rest[0] in types:
-        name, value, rest = rest[0], rest[1].lower(), rest[2:]
-        if value not in CACHE_TYPES:
-            raise InvalidArgumentError(f"{name} {shown(value)}: expected one of {', '.join(CACHE_TYPES)}")
-        types[name] = value
+        name, value, rest = rest[0], rest[1], rest[2:]
+        types[name] = str(parse_cache_type(value, name))
     line = " ".join(rest) if rest or not words else "full"
     for pattern, make in _WAYS:
         found = re.fullmatch(pattern.replace("N", r"(\d{1,8})"), line)

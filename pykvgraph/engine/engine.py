@@ -146,6 +146,10 @@ class Engine(NotCopied):
         self._adapters = self.context.adapters
         self._tokenizer = model.tokenizer if model.has_tokenizer else None
         try:
+            if tiers is not None and any(group.n_fresh for group in self.context.kv.groups):
+                raise UnsupportedError(
+                    "tiers: rows that age can't be taken out of the cache; use one type for K and one for V"
+                )
             if cache_reuse and not self.can_shift:
                 raise UnsupportedError(
                     "cache_reuse: this model's cache can't be shifted: nothing can be moved"

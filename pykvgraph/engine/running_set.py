@@ -235,6 +235,11 @@ class RunningSet:
         """
         if not (sequence.runs and sequence.has_shifted):
             return
+        if any(group.n_fresh for group in self.kv.groups):
+            raise DeviceError(
+                "texts that have shifted can't stop and go on where rows age: such rows stay in the cache; "
+                "let others end first, or use one type for K and one for V"
+            )
         # the last token is decoded again for its output, where a grammar has kept it from being used
         n = min(sequence.n_decoded, len(sequence.ids) - 1)
         n_cells = n + sum(each.own.n for each in self.kept if each.own)

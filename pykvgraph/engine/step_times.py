@@ -126,6 +126,12 @@ def _step(ctx: Context, depth: int, n: int) -> float:
 def _fill(ctx: Context, n: int) -> None:
     """Sequence 0 gets n cells of zeros; of groups with a window, those that the next token sees."""
     groups = ctx.kv.groups
+    if any(group.n_fresh for group in groups):  # nothing but decodes puts cells there
+        for first in range(0, n, ctx.n_batch):
+            batch = Batch()
+            batch.extend(np.arange(min(ctx.n_batch, n - first)) % ctx.model.n_vocab, first, (0,), False)
+            ctx.decode(batch)
+        return
     seen = [range(max(0, n - group.window) if group.window else 0, n) for group in groups]
     with ctx.kv.reserve([Place(positions) for positions in seen]) as incoming:
         for index, (group, positions) in enumerate(zip(groups, seen, strict=True)):

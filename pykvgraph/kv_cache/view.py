@@ -46,6 +46,8 @@ def read_cell_group(context: int, index: int) -> CellGroup:
         n_used=info.n_used,
         n_kv=info.n_kv,
         cell_bytes=info.n_layer * (info.k_row_bytes + info.v_row_bytes),
+        n_fresh=info.n_fresh,
+        old_cell_bytes=info.n_layer * (info.old_k_row_bytes + info.old_v_row_bytes) if info.n_fresh else 0,
     )
 
 

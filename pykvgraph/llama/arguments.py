@@ -9,7 +9,7 @@ from typing import Any
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 from pykvgraph.model.adapter import Adapter
 from pykvgraph.model.model import Model
-from pykvgraph.params.params import CACHE_TYPES
+from pykvgraph.params.cache_type import CACHE_TYPES
 
 RANDOM_SEED = 0xFFFFFFFF  # llama-cpp-python's default: a seed of its own for each model
 _ALL_LAYERS = -1

@@ -13,17 +13,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
-from pykvgraph._native.ffi import KvgContextParams, KvgFlashAttn, KvgKvTier, KvgModelParams, KvgType
+from pykvgraph._native.ffi import KvgContextParams, KvgFlashAttn, KvgKvTier, KvgModelParams
 from pykvgraph._native.fork import importing
 from pykvgraph._native.library import sized
 from pykvgraph.checks import INT32_MAX, flag, indices, integer, real, shown, strings
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.params.biases import checked_biases
+from pykvgraph.params.cache_type import CACHE_TYPES, fresh_cells, parse_cache_type
 from pykvgraph.params.cpus import usable_cpus
 from pykvgraph.params.overrides import Overrides, checked_overrides, native_overrides
 
-# the types of K and V by name; the numbers are those of kvgraph.h and of ggml
-CACHE_TYPES: dict[str, int] = {kind.name.removeprefix("KVG_TYPE_").lower(): kind for kind in KvgType}
 KV_TIERS: dict[str, int] = {
     "device": KvgKvTier.KVG_KV_TIER_DEVICE,
     "host": KvgKvTier.KVG_KV_TIER_HOST,
@@ -142,15 +141,17 @@ class ContextParams:
 
     def __post_init__(self) -> None:
         threads = {"n_threads": self.n_threads, "n_threads_batch": self.n_threads_batch}
+        type_k, type_v = parse_cache_type(self.type_k, "type_k"), parse_cache_type(self.type_v, "type_v")
+        n_batch, n_fresh = integer(self.n_batch, "n_batch"), fresh_cells(type_k, type_v)
         _set(
             self,
             n_ctx=integer(self.n_ctx, "n_ctx"),
-            n_batch=integer(self.n_batch, "n_batch"),
+            n_batch=min(n_batch, n_fresh or n_batch),  # all tokens of a batch are fresh at once
             n_ubatch=integer(self.n_ubatch, "n_ubatch"),
             n_seq_max=integer(self.n_seq_max, "n_seq_max"),
             **{name: integer(value, name) for name, value in threads.items() if value is not None},
-            type_k=_choice(self.type_k, "type_k", CACHE_TYPES),
-            type_v=_choice(self.type_v, "type_v", CACHE_TYPES),
+            type_k=str(type_k),
+            type_v=str(type_v),
             flash_attn=_choice(self.flash_attn, "flash_attn", _FLASH_ATTN),
             hadamard=flag(self.hadamard, "hadamard"),
             defrag_threshold=real(self.defrag_threshold, "defrag_threshold", -1e30, 1e30),
@@ -169,6 +170,7 @@ class ContextParams:
     def native(self, n_params: int) -> KvgContextParams:
         """The struct for kvg_context_new and kvg_plan_new, for a model of n_params parameters."""
         n_threads = default_threads(n_params) if self.n_threads is None else self.n_threads
+        type_k, type_v = parse_cache_type(self.type_k, "type_k"), parse_cache_type(self.type_v, "type_v")
         return sized(
             KvgContextParams,
             n_ctx=self.n_ctx,
@@ -177,8 +179,11 @@ class ContextParams:
             n_seq_max=self.n_seq_max,
             n_threads=n_threads,
             n_threads_batch=n_threads if self.n_threads_batch is None else self.n_threads_batch,
-            type_k=CACHE_TYPES[self.type_k],
-            type_v=CACHE_TYPES[self.type_v],
+            type_k=CACHE_TYPES[type_k.fresh],
+            type_v=CACHE_TYPES[type_v.fresh],
+            n_fresh=fresh_cells(type_k, type_v),
+            old_type_k=CACHE_TYPES[type_k.old or type_k.fresh],
+            old_type_v=CACHE_TYPES[type_v.old or type_v.fresh],
             flash_attn=_FLASH_ATTN[self.flash_attn],
             hadamard=self.hadamard,
             defrag_threshold=self.defrag_threshold,

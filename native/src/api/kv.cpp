@@ -59,7 +59,10 @@ kvg_status kvg_kv_get_group(const kvg_context * context, int64_t group, kvg_grou
                 mixed.k > 0,
                 mixed.v > 0,
                 context->context.has_long_rope(static_cast<size_t>(group)),
-                context->context.upkeep().is_settled(static_cast<size_t>(group))};
+                context->context.upkeep().is_settled(static_cast<size_t>(group)),
+                g.n_fresh(),
+                static_cast<int64_t>(g.old_k_row_bytes()),
+                static_cast<int64_t>(g.old_v_row_bytes())};
     });
 }
 

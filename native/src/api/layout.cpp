@@ -49,7 +49,10 @@ static std::string struct_layout() {
     FIELD(kvg_context_params, device_layers, ",");
     FIELD(kvg_context_params, kv_tier, ",");
     FIELD(kvg_context_params, resident_layers, ",");
-    FIELD(kvg_context_params, n_outputs_max, ";");
+    FIELD(kvg_context_params, n_outputs_max, ",");
+    FIELD(kvg_context_params, n_fresh, ",");
+    FIELD(kvg_context_params, old_type_k, ",");
+    FIELD(kvg_context_params, old_type_v, ";");
     STRUCT(kvg_context_part);
     FIELD(kvg_context_part, struct_size, ",");
     FIELD(kvg_context_part, device, ",");
@@ -111,7 +114,10 @@ static std::string struct_layout() {
     FIELD(kvg_group_info, hadamard_k, ",");
     FIELD(kvg_group_info, hadamard_v, ",");
     FIELD(kvg_group_info, long_rope, ",");
-    FIELD(kvg_group_info, settled, ";");
+    FIELD(kvg_group_info, settled, ",");
+    FIELD(kvg_group_info, n_fresh, ",");
+    FIELD(kvg_group_info, old_k_row_bytes, ",");
+    FIELD(kvg_group_info, old_v_row_bytes, ";");
     STRUCT(kvg_hold);
     FIELD(kvg_hold, struct_size, ",");
     FIELD(kvg_hold, id, ",");
@@ -275,7 +281,8 @@ static std::string struct_layout() {
     FIELD(kvg_update_stats, moved_cells, ",");
     FIELD(kvg_update_stats, moved_bytes, ",");
     FIELD(kvg_update_stats, graphs, ",");
-    FIELD(kvg_update_stats, seconds, ";");
+    FIELD(kvg_update_stats, seconds, ",");
+    FIELD(kvg_update_stats, aged_cells, ";");
     return text;
 }
 

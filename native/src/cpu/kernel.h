@@ -45,9 +45,14 @@ struct attend_rotations {
 };
 
 struct attend_job {
-    const float * q;       // (head_dim_k, n_head, n_tokens)
-    attend_rows k;         // (head_dim_k, n_head_kv, n_kv)
-    attend_rows v;         // (head_dim_v, n_head_kv, n_kv)
+    const float * q; // (head_dim_k, n_head, n_tokens)
+    attend_rows k;   // (head_dim_k, n_head_kv, n_kv)
+    attend_rows v;   // (head_dim_v, n_head_kv, n_kv)
+    // The same for cells from n_fresh on, a multiple of ATTEND_CHUNK, where rows of two types are in two places; old_k.data nullptr: all
+    // are in k and v
+    attend_rows old_k;
+    attend_rows old_v;
+    uint32_t n_fresh;
     const uint16_t * mask; // (n_kv, n_tokens): 0 where a token sees a cell, else -infinity
     const float * sinks;   // (n_head): one more score for each head, of a cell whose V is 0; nullptr for none
     float * out;           // (head_dim_v, n_head, n_tokens)

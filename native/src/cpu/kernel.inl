@@ -200,6 +200,10 @@ void run(const attend_job & whole, const attend_unit & unit, float * partial, fl
     for (uint32_t first = attend_range_begin(job, unit.range); first < end; first += CHUNK) {
         const uint32_t n = min_of(CHUNK, end - first);
         job.shares = whole.shares ? whole.shares + first : nullptr;
+        if (whole.old_k.data && first >= whole.n_fresh) {
+            job.k = whole.old_k;
+            job.v = whole.old_v;
+        }
 #if LANES > 4
         if (job.k.type == GGML_TYPE_F16 && job.v.type == GGML_TYPE_F16 && job.head_dim_k == w.k && job.head_dim_v == w.v) {
             attend_chunk<uint16_t>(job, unit, first, n, in_place(job.k, unit.head_kv, first),

@@ -37,6 +37,12 @@ attend_rows rows_of(const ggml_tensor * t, uint32_t begin) {
     return {static_cast<const uint8_t *>(t->data) + begin * t->nb[2], t->nb[2], t->nb[1], t->type};
 }
 
+// The same for rows as the cache has them, not by heads; begin: before the first of them when below 0.
+attend_rows whole_rows_of(const ggml_tensor * t, int64_t begin, uint32_t head_dim) {
+    const auto stride = static_cast<int64_t>(t->nb[1]);
+    return {static_cast<const uint8_t *>(t->data) + begin * stride, t->nb[1], ggml_row_size(t->type, head_dim), t->type};
+}
+
 } // namespace
 
 attend_workspace::attend_workspace(const std::vector<layer_spec> & layers, uint32_t n_cells, int max_threads) {
@@ -188,6 +194,12 @@ attend_job attend_op::job_of(const ggml_tensor * dst) const {
     job.n_head_kv = static_cast<uint32_t>(k->ne[1]);
     job.n_tokens = static_cast<uint32_t>(q->ne[2]);
     job.n_kv = span_.n;
+    if (old_k_) {
+        const int64_t begin = int64_t{span_.begin} - n_fresh_;
+        job.old_k = whole_rows_of(old_k_, begin, job.head_dim_k);
+        job.old_v = whole_rows_of(old_v_, begin, job.head_dim_v);
+        job.n_fresh = n_fresh_ > span_.begin ? n_fresh_ - span_.begin : 0;
+    }
     job.n_ranges = count_ranges(job.n_kv, job.n_tokens, job.n_head_kv);
     job.waiting = waiting_;
     job.waiting.of_cell += job.waiting.of_cell ? span_.begin : 0;

@@ -66,7 +66,9 @@ decoder::decoder(const model & model, const kv_cache & cache, const backends & b
     const bool is_attended =
         std::any_of(model.hparams().layers.begin(), model.hparams().layers.end(),
                     [](const layer_spec & l) { return l.attends() || (l.elsewhere && l.has_attention()); });
-    can_rotate_queries_ = any_span_ && is_attended && ggml_is_quantized(cache.types().k);
+    const bool any_quantized = std::any_of(cache.groups().begin(), cache.groups().end(),
+                                           [](const kv_group & group) { return ggml_is_quantized(group.types().last_k()); });
+    can_rotate_queries_ = any_span_ && is_attended && any_quantized;
     make_graph_cache();
     carrier_ = cache.working() ? std::make_unique<class carrier>(cache, backends) : nullptr;
 }
@@ -142,8 +144,13 @@ void decoder::choose_attentions(int32_t flash_attn, int max_threads) {
         if (kind == attention_kind::attend && !workspace_) {
             workspace_ = std::make_unique<attend_workspace>(layers, cache_.max_rows(), max_threads);
         }
-        attend_op * op =
-            kind == attention_kind::attend ? &ops_.emplace_back(layers[il], spans_[layers[il].group], *workspace_) : nullptr;
+        if (kind != attention_kind::attend) {
+            cache_.require_one_type("attention by ggml, which a device, flash_attn and biases of distance (ALiBi) want");
+        }
+        attend_op * op = kind == attention_kind::attend
+                             ? &ops_.emplace_back(layers[il], spans_[layers[il].group], cache_.group_of(il),
+                                                  cache_.owner_of(il), *workspace_)
+                             : nullptr;
         attentions_.push_back({kind, op, layers[il].scale, layers[il].soft_cap, layers[il].max_bias});
     }
 }

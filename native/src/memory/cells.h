@@ -138,6 +138,9 @@ public:
     }
 
     bool reuses() const { return reuses_; }
+    // New tokens take cells before this one only; the others are for what has aged (memory/aging.h). 0: they take any
+    uint32_t n_fresh() const { return n_fresh_; }
+    void set_n_fresh(uint32_t n) { n_fresh_ = n; }
     uint32_t size() const { return static_cast<uint32_t>(cells_.size()); }
     uint32_t n_seq_max() const { return n_seq_max_; }
     uint32_t n_used() const { return n_used_; }
@@ -350,6 +353,7 @@ private:
     bool both_ways_;
     uint32_t window_;
     bool reuses_;
+    uint32_t n_fresh_ = 0;
     uint32_t n_used_ = 0;
     uint32_t n_kv_ = 0;
     uint32_t n_touched_ = 0;

@@ -26,6 +26,9 @@ uint64_t reversed(uint64_t word) {
     return out;
 }
 
+// Of those cells that may have a content.
+uint32_t end_of(const cells & cells, const cell_span & among) { return std::min(cells.n_kv(), among.begin + among.n); }
+
 // What cells are ordered by, largest first; then by position.
 struct sort_key {
     uint32_t n_members;
@@ -38,10 +41,10 @@ struct sort_key {
 };
 
 // The used cells that may move, in the order in which they should stand.
-std::vector<uint32_t> sorted_cells(const cells & cells) {
+std::vector<uint32_t> sorted_cells(const cells & cells, const cell_span & among) {
     std::vector<sort_key> keys(cells.n_kv());
     std::vector<uint32_t> order;
-    for (uint32_t i = 0; i < cells.n_kv(); ++i) {
+    for (uint32_t i = among.begin; i < end_of(cells, among); ++i) {
         if (cells.is_empty(i) || cells.is_reserved(i)) {
             continue;
         }
@@ -121,8 +124,8 @@ struct free_places {
     std::vector<uint32_t> places;
     uint32_t n_used = 0;
 
-    explicit free_places(const cells & cells) {
-        for (uint32_t i = 0; i < cells.n_kv(); ++i) {
+    free_places(const cells & cells, const cell_span & among) {
+        for (uint32_t i = among.begin; i < end_of(cells, among); ++i) {
             if (!cells.is_reserved(i)) {
                 places.push_back(i);
                 n_used += !cells.is_empty(i);
@@ -133,8 +136,8 @@ struct free_places {
 
 } // namespace
 
-std::vector<cell_move> plan_fill(const cells & cells) {
-    const free_places found(cells);
+std::vector<cell_move> plan_fill(const cells & cells, const cell_span & among) {
+    const free_places found(cells, among);
     std::vector<cell_move> moves;
     size_t src = found.n_used;
     for (size_t dst = 0; dst < found.n_used; ++dst) {
@@ -150,9 +153,9 @@ std::vector<cell_move> plan_fill(const cells & cells) {
     return moves;
 }
 
-std::vector<std::vector<cell_move>> plan_sort(const cells & cells, uint32_t max_ranks) {
-    const std::vector<uint32_t> order = sorted_cells(cells);
-    const free_places found(cells);
+std::vector<std::vector<cell_move>> plan_sort(const cells & cells, uint32_t max_ranks, const cell_span & among) {
+    const std::vector<uint32_t> order = sorted_cells(cells, among);
+    const free_places found(cells, among);
     std::vector<std::vector<cell_move>> steps;
     layout now(cells);
     std::vector<cell_move> targets; // a cell by its index in the beginning, and its place

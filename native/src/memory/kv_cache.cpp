@@ -19,6 +19,13 @@ uint32_t cache_size::of(const group_spec & spec) const {
     return reuses(spec) && bounded < n_ctx ? static_cast<uint32_t>(bounded) : n_ctx;
 }
 
+cache_types cache_size::types_of(const group_spec & spec, cache_types types) const {
+    if (spec.window > 0 || types.n_fresh >= n_ctx) {
+        types.n_fresh = 0;
+    }
+    return types;
+}
+
 // Refuses a cache that the devices or the host can't hold: a kernel that overcommits would kill the process later, when the memory is
 // touched.
 static void require_room(const hparams & h, const kv_homes & homes, const cache_size & size, const cache_types & types,
@@ -29,10 +36,10 @@ static void require_room(const hparams & h, const kv_homes & homes, const cache_
     }
     for (const group_spec & spec : h.groups) {
         needed[cpu_device()] += size.of(spec) * cells::bytes_per_cell(size.n_seq_max);
-        const uint64_t row = ggml_row_size(types.k, spec.k_width()) + ggml_row_size(types.v, spec.v_width());
+        const uint64_t of_layer = layer_bytes(spec, size.types_of(spec, types), padded(size.of(spec)));
         for (const uint32_t il : spec.layers) {
             uint64_t & bytes = needed[homes.cells[il]];
-            if (__builtin_add_overflow(bytes, row * padded(size.of(spec)), &bytes)) {
+            if (__builtin_add_overflow(bytes, of_layer, &bytes)) {
                 bytes = UINT64_MAX;
             }
         }
@@ -71,8 +78,8 @@ kv_cache::kv_cache(const hparams & h, const kv_homes & homes, const backends & b
     cache_size real = size;
     real.is_measured = false; // tensors that are measured are as large as they would be
     for (const group_spec & spec : h.groups) {
-        groups_.emplace_back(spec, homes, backends, size.of(spec), padded(real.of(spec)), size.n_seq_max, types,
-                             size.reuses(spec));
+        groups_.emplace_back(spec, homes, backends, size.of(spec), padded(real.of(spec)), size.n_seq_max,
+                             size.types_of(spec, types), size.reuses(spec));
     }
     if (homes.cells != homes.readers) {
         working_ = std::make_unique<working_rows>(h, homes, groups_, size.device_layers);
@@ -110,6 +117,20 @@ uint32_t kv_cache::n_free() const {
     return n;
 }
 
+bool kv_cache::ages() const {
+    return std::any_of(groups_.begin(), groups_.end(), [](const kv_group & group) { return group.ages(); });
+}
+
+void kv_cache::require_one_type(const char * what) const {
+    if (ages()) {
+        fail(KVG_UNSUPPORTED,
+             "%s: rows of one type are wanted, and those of this cache have two, by their age; open the context with one type "
+             "for "
+             "K and one for V, as in type_k=\"f16\"",
+             what);
+    }
+}
+
 uint32_t kv_cache::max_rows() const {
     uint32_t n = 0;
     for (const kv_group & group : groups_) {
@@ -121,7 +142,7 @@ uint32_t kv_cache::max_rows() const {
 uint64_t kv_cache::bytes() const {
     uint64_t bytes = states_.row_bytes() * states_.n_rows();
     for (const kv_group & group : groups_) {
-        bytes += group.cell_bytes() * group.n_rows();
+        bytes += group.bytes();
     }
     return bytes;
 }

@@ -46,6 +46,8 @@ struct cache_size {
     uint32_t device_layers;    // whose rows a device has room for at a time, where its layers' cells are in host memory
 
     uint32_t of(const group_spec & spec) const;
+    // Those of a group's rows: they age where every position is kept, and not all cells are fresh.
+    cache_types types_of(const group_spec & spec, cache_types types) const;
     // states for checkpoints and resume points, beside two for each sequence
     uint32_t kept_states(const hparams & h) const;
     // whether cells that their sequences have left behind are reused
@@ -82,6 +84,10 @@ public:
     uint32_t n_free() const;
     uint32_t n_seq_max() const { return groups_.front().cells().n_seq_max(); }
     const cache_types & types() const { return groups_.front().types(); }
+    // whether rows of any group age
+    bool ages() const;
+    // error(KVG_UNSUPPORTED) when they do. what: what wants rows of one type, for the message
+    void require_one_type(const char * what) const;
     // rows of the group that has the most
     uint32_t max_rows() const;
     uint64_t bytes() const;

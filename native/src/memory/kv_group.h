@@ -19,6 +19,14 @@ struct cache_types {
     ggml_type k;
     ggml_type v;
     bool hadamard; // quantized rows are mixed by a Hadamard matrix
+    // Cells from n_fresh on have rows of the old types, to which rows are converted when they age (memory/aging.h). Then all rows are
+    // mixed as the old types want it. 0: all rows have the types above
+    uint32_t n_fresh = 0;
+    ggml_type old_k = GGML_TYPE_COUNT;
+    ggml_type old_v = GGML_TYPE_COUNT;
+
+    ggml_type last_k() const { return n_fresh > 0 ? old_k : k; } // what K ends as
+    ggml_type last_v() const { return n_fresh > 0 ? old_v : v; }
 };
 
 // The part of a group on one device, for one reader: the layers whose cells are there, in one buffer, and what runs the group's update
@@ -31,7 +39,7 @@ struct kv_part {
     ggml_gallocr_ptr allocator;      // for update graphs; made when the first one needs it
     ggml_backend_buffer_type_t type; // of the buffer
     std::vector<uint32_t> layers;
-    std::vector<ggml_tensor *> tensors;   // K of those layers, then V
+    std::vector<ggml_tensor *> tensors;   // K of those layers, then V; then the same of old rows, if the group has them
     uint64_t bytes;                       // of the buffer
     std::unique_ptr<hadamard> hadamard_k; // mixes heads of K before they are quantized; nullptr: they are not mixed
     std::unique_ptr<hadamard> hadamard_v;
@@ -68,8 +76,15 @@ public:
     hadamard_sizes mixed() const;
     uint64_t k_row_bytes() const { return ggml_row_size(types_.k, spec_.k_width()); }
     uint64_t v_row_bytes() const { return ggml_row_size(types_.v, spec_.v_width()); }
-    // bytes of one cell: K and V of all layers of the group
+    uint64_t old_k_row_bytes() const { return ggml_row_size(types_.last_k(), spec_.k_width()); }
+    uint64_t old_v_row_bytes() const { return ggml_row_size(types_.last_v(), spec_.v_width()); }
+    // bytes of one cell, a fresh one where rows age: K and V of all layers of the group
     uint64_t cell_bytes() const { return spec_.layers.size() * (k_row_bytes() + v_row_bytes()); }
+    // bytes of all rows
+    uint64_t bytes() const;
+    // Whether rows age: cells before n_fresh() have them in k() and v(), the others in old_k() and old_v().
+    bool ages() const { return types_.n_fresh > 0; }
+    uint32_t n_fresh() const { return types_.n_fresh; }
     // bytes of K and V on a device; the same before allocate()
     uint64_t bytes_on(ggml_backend_dev_t device) const;
     // of these, those in host memory that another device copies from and to directly
@@ -83,7 +98,10 @@ public:
     // (n_head_kv * head_dim, n_rows), a row per cell; ggml's order: innermost first. v is nullptr where V is a part of K
     ggml_tensor * k(uint32_t layer) const { return k_[place_of(layer)]; }
     ggml_tensor * v(uint32_t layer) const { return v_[place_of(layer)]; }
-    // A view of cells [begin, begin + n) by heads: (head_dim, n_head_kv, n). rows: K or V of a layer, or a graph node that writes to it.
+    // The same for cells from n_fresh() on; nullptr where rows don't age
+    ggml_tensor * old_k(uint32_t layer) const { return ages() ? old_k_[place_of(layer)] : nullptr; }
+    ggml_tensor * old_v(uint32_t layer) const { return ages() ? old_v_[place_of(layer)] : nullptr; }
+    // A view of cells [begin, begin + n), of fresh ones only where rows age, by heads: (head_dim, n_head_kv, n). rows: K or V of a layer, or a graph node that writes to it.
     // Only these two functions know the layout.
     ggml_tensor * k_heads(ggml_context * ctx, ggml_tensor * rows, uint32_t begin, uint32_t n) const;
     // rows: K, where V is a part of it
@@ -109,6 +127,7 @@ public:
 private:
     size_t place_of(uint32_t layer) const;
     void create(kv_part & part);
+    void create_rows(kv_part & part, bool old);
     void zero_rows(const kv_part & part, uint32_t n);
 
     const group_spec spec_;
@@ -119,8 +138,13 @@ private:
     int64_t n_graphs_ = 0;
     std::vector<ggml_tensor *> k_; // in the order of the group's layers
     std::vector<ggml_tensor *> v_;
+    std::vector<ggml_tensor *> old_k_;
+    std::vector<ggml_tensor *> old_v_;
     std::vector<kv_part> parts_;
 };
+
+// What n rows take in a layer of a group, fresh ones first where rows age; UINT64_MAX: more than that. precondition: n_fresh <= n_rows
+uint64_t layer_bytes(const group_spec & spec, const cache_types & types, uint64_t n_rows);
 
 // Marks the group as broken() while rows are changed in place. Without done(), for example after an exception, it stays broken.
 class unfinished_rows {

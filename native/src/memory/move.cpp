@@ -7,6 +7,7 @@
 #include "error.h"
 #include "fault.h"
 #include "host_memory.h"
+#include "memory/aging.h"
 #include "memory/cache_type.h"
 #include "memory/words.h"
 
@@ -134,6 +135,11 @@ std::vector<std::vector<cell_move>> split(const std::vector<cell_move> & moves, 
 // counts; `rest` says what became of the graphs before it.
 template <class F>
 void into_holes(kv_group & group, const char * what, const std::vector<cell_move> & moves, F done, const char * rest) {
+    if (group.ages()) {
+        move_rows(group, moves);
+        done(moves);
+        return;
+    }
     const bool gather = all_have_words(group) && moves.size() < to_runs(moves).size() * LONG_RUN;
     const size_t max_moves = gather ? max_gathered(group) : moves.size();
     const size_t max_runs = gather ? max_moves : std::max<size_t>(1, MAX_COPIES / (2 * group.layers().size() + 1));
@@ -205,11 +211,18 @@ void run_copy(kv_group & group, const std::vector<cell_move> & moves) {
     into_holes(group, "copy", moves, nothing, "they are copied before they change, so nothing has changed");
 }
 
+void run_aging(kv_group & group, const std::vector<cell_move> & moves) {
+    move_rows(group, moves);
+    group.cells().move(moves);
+}
+
 uint32_t sort_ranks(const kv_group & group) { return std::max<uint32_t>(1, max_gathered(group) / 2); }
 
 void run_sort(kv_group & group, const std::vector<std::vector<cell_move>> & steps) {
     for (const std::vector<cell_move> & step : steps) {
-        if (ggml_backend_t failed = (all_have_words(group) ? gather_rows : copy_apart)(group, "defrag", step)) {
+        if (group.ages()) {
+            move_rows(group, step);
+        } else if (ggml_backend_t failed = (all_have_words(group) ? gather_rows : copy_apart)(group, "defrag", step)) {
             group.set_broken();
             fail_moving(failed, "K and V can't be trusted any more: clear() the cache and decode again");
         }

@@ -8,10 +8,11 @@ namespace kvg {
 
 namespace {
 
-std::vector<cell_span> empty_runs(const cells & cells) {
+// Among cells [begin, end).
+std::vector<cell_span> empty_runs(const cells & cells, uint32_t begin, uint32_t end) {
     std::vector<cell_span> runs;
-    uint32_t begin = 0;
-    for (uint32_t i = 0; i < cells.n_kv(); ++i) {
+    const uint32_t n_kv = std::min(end, std::max(begin, cells.n_kv()));
+    for (uint32_t i = begin; i < n_kv; ++i) {
         if (!cells.is_empty(i)) {
             if (i > begin) {
                 runs.push_back({begin, i - begin});
@@ -19,8 +20,8 @@ std::vector<cell_span> empty_runs(const cells & cells) {
             begin = i + 1;
         }
     }
-    if (cells.size() > begin) {
-        runs.push_back({begin, cells.size() - begin});
+    if (end > begin) {
+        runs.push_back({begin, end - begin});
     }
     return runs;
 }
@@ -45,19 +46,23 @@ void require_room(const cells & cells, uint32_t n, const char * what, uint32_t k
     }
 }
 
+std::vector<uint32_t> empty_cells(const cells & cells, uint32_t begin, uint32_t end, uint32_t n) {
+    std::vector<cell_span> runs = empty_runs(cells, begin, end);
+    std::stable_sort(runs.begin(), runs.end(), [](const cell_span & a, const cell_span & b) { return a.n > b.n; });
+    std::vector<uint32_t> empty;
+    empty.reserve(n);
+    for (const cell_span & run : runs) {
+        for (uint32_t i = 0; i < run.n && empty.size() < n; ++i) {
+            empty.push_back(run.begin + i);
+        }
+    }
+    return empty;
+}
+
 std::vector<uint32_t> find_slots(cells & cells, uint32_t n, const char * what, uint32_t kept) {
     require_room(cells, n, what, kept);
     cells.make_room(n, kept);
-    std::vector<cell_span> runs = empty_runs(cells);
-    std::stable_sort(runs.begin(), runs.end(), [](const cell_span & a, const cell_span & b) { return a.n > b.n; });
-    std::vector<uint32_t> slots;
-    slots.reserve(n);
-    for (const cell_span & run : runs) {
-        for (uint32_t i = 0; i < run.n && slots.size() < n; ++i) {
-            slots.push_back(run.begin + i);
-        }
-    }
-    return slots;
+    return empty_cells(cells, 0, cells.n_fresh() > 0 ? cells.n_fresh() : cells.size(), n);
 }
 
 } // namespace kvg

@@ -9,6 +9,7 @@
 #include "error.h"
 #include "graph/classify.h"
 #include "graph/recur_ggml.h"
+#include "memory/aging.h"
 #include "memory/cache_type.h"
 #include "memory/move.h"
 #include "runtime/bounded.h"
@@ -111,6 +112,41 @@ void require_kept(const std::vector<ggml_backend_dev_t> & devices, const hparams
     }
 }
 
+// What rows are stored as, and what they age to.
+cache_types types_of(const kvg_context_params & params, const hparams & h) {
+    cache_types types = {cache_type("type_k", params.type_k), cache_type("type_v", params.type_v), params.hadamard != 0};
+    types.n_fresh = static_cast<uint32_t>(bounded("n_fresh", params.n_fresh, 0, MAX_CELLS));
+    if (types.n_fresh == 0) {
+        return types;
+    }
+    if (types.n_fresh % AGING_STEP != 0) {
+        fail(KVG_INVALID_ARGUMENT, "n_fresh is %u, expected a multiple of %u", types.n_fresh, AGING_STEP);
+    }
+    types.old_k = cache_type("old_type_k", params.old_type_k);
+    types.old_v = cache_type("old_type_v", params.old_type_v);
+    const auto grows = [](ggml_type from, ggml_type to) {
+        return from != to && ggml_row_size(to, 32) >= ggml_row_size(from, 32);
+    };
+    if (grows(types.k, types.old_k) || grows(types.v, types.old_v) || (types.k == types.old_k && types.v == types.old_v)) {
+        fail(KVG_INVALID_ARGUMENT, "K in %s and V in %s age to %s and %s, expected smaller types", ggml_type_name(types.k),
+             ggml_type_name(types.v), ggml_type_name(types.old_k), ggml_type_name(types.old_v));
+    }
+    if (params.n_batch > params.n_fresh && params.n_fresh < params.n_ctx) {
+        fail(KVG_INVALID_ARGUMENT,
+             "rows age after %u tokens, and a batch of up to %lld wants that many fresh cells at once; use a smaller n_batch, "
+             "or "
+             "let them age later",
+             types.n_fresh, static_cast<long long>(params.n_batch));
+    }
+    const auto has_latent = [](const layer_spec & layer) { return layer.v_in_k() > 0; };
+    if (h.n_draft_heads > 0 || std::any_of(h.layers.begin(), h.layers.end(), has_latent)) {
+        fail(KVG_UNSUPPORTED,
+             "rows that age are not there for a model with %s; use one type for K and one for V, as in type_k=\"f16\"",
+             h.n_draft_heads > 0 ? "a draft head" : "latent K (MLA)");
+    }
+    return types;
+}
+
 // Of states, beside those that steps need. By default there is room for 8.
 uint64_t checkpoint_bytes(const kvg_context_params & params, const hparams & h) {
     const uint64_t fallback = 8 * h.state_floats() * sizeof(float);
@@ -129,8 +165,8 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
     if (params.defrag_threshold != params.defrag_threshold) {
         fail(KVG_INVALID_ARGUMENT, "defrag_threshold is not a number");
     }
-    const cache_types types = {cache_type("type_k", params.type_k), cache_type("type_v", params.type_v), params.hadamard != 0};
     const hparams & h = model_->hparams();
+    const cache_types types = types_of(params, h);
     kv_homes homes = homes_of(model_->placement(), h, params);
     for (ggml_backend_dev_t device : homes.readers) {
         settings.align = std::max(settings.align, span_align(device));
@@ -138,6 +174,8 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
     for (const group_spec & spec : h.groups) {
         require_blocks_fit("type_k", types.k, spec.head_dim_k);
         require_blocks_fit("type_v", types.v, spec.head_dim_v);
+        require_blocks_fit("type_k", types.last_k(), spec.head_dim_k);
+        require_blocks_fit("type_v", types.last_v(), spec.head_dim_v);
     }
     require_kept(homes.readers, h, types);
     require_kept(homes.cells, h, types);

@@ -117,7 +117,7 @@ int64_t draft_step::draft(const kvg_draft_request & in, const kvg_output * outpu
              static_cast<long long>(output->n_rows));
     }
     cache_.require_cells(std::vector<uint32_t>(cache_.groups().size(), batch.n_tokens()), "the drafts");
-    upkeep_.before_decode();
+    upkeep_.before_decode(batch.n_tokens());
     upkeep_.tell_waiting(decoder_);
     begin_states(texts);
     reservation reserved(cache_, batch); // never committed

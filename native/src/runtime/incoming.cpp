@@ -38,6 +38,7 @@ static void check_alike(const kv_cache & cache, const kvg_kv_place * groups) {
 }
 
 incoming::incoming(kv_cache & cache, const kvg_kv_place * groups, int64_t n_groups) : cache_(cache) {
+    cache.require_one_type("cells that come from elsewhere");
     const auto n = static_cast<int64_t>(cache.groups().size());
     bounded("n_groups", n_groups, n, n);
     for (int64_t g = 0; g < n_groups; ++g) {

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "memory/aging.h"
+
 namespace kvg {
 
 cell_span attended_span(const cells & cells, const batch & batch, const micro_batch & ubatch, uint32_t align) {
@@ -23,7 +25,8 @@ cell_span attended_span(const cells & cells, const batch & batch, const micro_ba
             end = std::max(end, span.begin + span.n);
         }
     }
-    begin = begin / align * align;
+    const uint32_t first_align = cells.n_fresh() > 0 ? std::max(align, AGING_STEP) : align; // a chunk has rows of one type
+    begin = begin / first_align * first_align;
     return {begin, (end + align - 1) / align * align - begin};
 }
 

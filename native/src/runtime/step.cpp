@@ -95,7 +95,7 @@ int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
              "what tokens attend to is known where the CPU computes attention, with flash_attn=\"auto\", and not "
              "for biases of distance (ALiBi)");
     }
-    upkeep_.before_decode();
+    upkeep_.before_decode(batch.n_tokens());
     upkeep_.tell_waiting(decoder_);
 
     fault_point("cells");

@@ -152,6 +152,7 @@ std::vector<uint32_t> transfer::cells_of(const kv_group & group, const int32_t *
 }
 
 void transfer::read_rows(const kvg_kv_read_request & want) {
+    cache_.require_one_type("saving cells");
     const kv_group & group = group_at(want.group);
     const auto n_layers = static_cast<int64_t>(group.layers().size());
     const int64_t begin = bounded("layer_begin", want.layer_begin, 0, n_layers);
@@ -166,6 +167,7 @@ void transfer::read_rows(const kvg_kv_read_request & want) {
 }
 
 packed_rows transfer::pack(int64_t g, int64_t layer, const int32_t * cells, int64_t n_cells) {
+    cache_.require_one_type("saving cells");
     kv_group & group = group_at(g);
     const auto place = static_cast<size_t>(bounded("layer", layer, 0, static_cast<int64_t>(group.layers().size()) - 1));
     const std::vector<uint32_t> rows = cells_of(group, cells, n_cells);
@@ -227,6 +229,7 @@ std::vector<uint32_t> transfer::check_groups(const kvg_kv_rows * groups, int64_t
 // Until rows are written, everything is done to copies.
 void transfer::replace(int64_t seq, const kvg_kv_rows * groups, int64_t n_groups, const kvg_kv_checkpoint_list & checkpoints,
                        const kvg_kv_state_list & states) {
+    cache_.require_one_type("loading cells");
     const std::vector<uint32_t> n_cells = check_groups(groups, n_groups);
     upkeep_.require_intact();
     check_checkpoints(seq, cache_.n_seq_max(), cache_.groups().size(), checkpoints);

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "error.h"
+#include "memory/aging.h"
 #include "memory/defrag_plan.h"
 #include "memory/move.h"
 #include "memory/slots.h"
@@ -32,19 +33,28 @@ private:
     std::chrono::steady_clock::time_point start_;
 };
 
+// Cells whose rows are alike change places: all of a group, or fresh ones, and then old ones.
+std::vector<cell_span> spans_of(const kv_group & group) {
+    const uint32_t n_fresh = group.n_fresh();
+    return n_fresh == 0 ? std::vector<cell_span>{ALL_CELLS}
+                        : std::vector<cell_span>{{0, n_fresh}, {n_fresh, group.cells().size() - n_fresh}};
+}
+
 // Returns the number of cells moved.
 uint32_t compact(kv_group & group, int32_t policy) {
     size_t n_moved = 0;
-    if (policy == KVG_DEFRAG_SORT) {
-        const auto steps = plan_sort(group.cells(), sort_ranks(group));
-        run_sort(group, steps);
-        for (const std::vector<cell_move> & step : steps) {
-            n_moved += step.size();
+    for (const cell_span & among : policy < 0 ? std::vector<cell_span>() : spans_of(group)) {
+        if (policy == KVG_DEFRAG_SORT) {
+            const auto steps = plan_sort(group.cells(), sort_ranks(group), among);
+            run_sort(group, steps);
+            for (const std::vector<cell_move> & step : steps) {
+                n_moved += step.size();
+            }
+        } else if (policy == KVG_DEFRAG_FILL) {
+            const std::vector<cell_move> moves = plan_fill(group.cells(), among);
+            run_fill(group, moves);
+            n_moved += moves.size();
         }
-    } else if (policy == KVG_DEFRAG_FILL) {
-        const std::vector<cell_move> moves = plan_fill(group.cells());
-        run_fill(group, moves);
-        n_moved = moves.size();
     }
     return static_cast<uint32_t>(n_moved);
 }
@@ -79,6 +89,9 @@ void require_copies(kv_cache & cache, const cells & cells, const reposition & ch
         need = need_of(cells, change);
     }
     require_room(cells, need.n, op, need.kept);
+    if (cells.n_fresh() > 0) {
+        find_copies(cells, cells.shared_in(change), op);
+    }
 }
 
 // From shared cells to empty ones, in one group.
@@ -90,7 +103,9 @@ std::vector<cell_move> plan_copies(cells & cells, const reposition & change, con
     }
     std::vector<cell_move> copies;
     if (!shared.empty()) {
-        const std::vector<uint32_t> slots = find_slots(cells, static_cast<uint32_t>(shared.size()), op, change.seq);
+        const std::vector<uint32_t> slots = cells.n_fresh() > 0
+                                                ? find_copies(cells, shared, op)
+                                                : find_slots(cells, static_cast<uint32_t>(shared.size()), op, change.seq);
         shared = cells.shared_in(change); // less, where a window took cells from those who shared them
         for (size_t i = 0; i < shared.size(); ++i) {
             copies.push_back({shared[i], slots[i]});
@@ -183,6 +198,7 @@ void upkeep::reposition(const std::vector<kvg::reposition> & changes, const char
                 group.cells().touch(copy.dst);
             }
             backends_.set_threads(n_threads_);
+            make_plain(g, copies[g]);
             run_copy(group, copies[g]);
         }
     }
@@ -234,6 +250,46 @@ void upkeep::compact_all(const std::vector<int32_t> & policies, kvg_update_stats
     }
 }
 
+// K of those that are going to be converted gets rid of what its type alone knows.
+void upkeep::make_plain(size_t g, const std::vector<cell_move> & moves) {
+    const uint32_t n_fresh = cache_.groups()[g].n_fresh();
+    std::vector<uint32_t> aging;
+    for (const cell_move & m : moves) {
+        if (m.src < n_fresh && m.dst >= n_fresh) {
+            aging.push_back(m.src);
+        }
+    }
+    groups_[g].shift.run(n_threads_, settle_aging(cache_.groups()[g].cells(), aging));
+}
+
+// So that n fresh cells are empty in every group whose rows age. Empty: none has to.
+std::vector<std::vector<cell_move>> upkeep::plan_aging_of_all(uint32_t n) const {
+    std::vector<std::vector<cell_move>> moves(groups_.size());
+    bool any = false;
+    for (size_t g = 0; g < groups_.size(); ++g) {
+        const kv_group & group = cache_.groups()[g];
+        moves[g] = group.ages() ? plan_aging(group.cells(), n) : std::vector<cell_move>();
+        any = any || !moves[g].empty();
+    }
+    return any ? moves : std::vector<std::vector<cell_move>>();
+}
+
+// moves: of each group
+void upkeep::age_all(const std::vector<std::vector<cell_move>> & moves, kvg_update_stats & stats) {
+    for (size_t g = 0; g < moves.size(); ++g) {
+        if (!moves[g].empty()) {
+            kv_group & group = cache_.groups()[g];
+            make_plain(g, moves[g]);
+            for (const cell_move & m : moves[g]) {
+                group.cells().touch(m.dst);
+            }
+            run_aging(group, moves[g]);
+            groups_[g].settled = NOT_SETTLED; // which cells may wait depends on where they lie
+            stats.aged_cells += static_cast<int64_t>(moves[g].size());
+        }
+    }
+}
+
 bool upkeep::is_pending(const std::vector<int32_t> & policies) const {
     for (size_t g = 0; g < groups_.size(); ++g) {
         if (policies[g] != NO_DEFRAG || !is_settled(g)) {
@@ -245,13 +301,19 @@ bool upkeep::is_pending(const std::vector<int32_t> & policies) const {
 
 bool upkeep::is_settled(size_t group) const { return cache_.groups()[group].cells().shift_version() == groups_[group].settled; }
 
-void upkeep::flush(const std::vector<int32_t> & policies, kvg_update_stats & stats) {
+void upkeep::flush(const std::vector<int32_t> & policies, uint32_t n_tokens, kvg_update_stats & stats) {
     require_intact();
     if (is_pending(policies)) { // not for nearly every token of a generation
         const stopwatch timed(cache_, stats);
         backends_.set_threads(n_threads_);
         compact_all(policies, stats);
         settle_all(stats); // which cells may wait depends on where they lie
+    }
+    std::vector<std::vector<cell_move>> aging = plan_aging_of_all(n_tokens);
+    if (!aging.empty()) {
+        const stopwatch timed(cache_, stats);
+        age_all(aging, stats);
+        settle_all(stats);
     }
     stats.waiting_cells = 0;
     for (const kv_group & group : cache_.groups()) {
@@ -261,24 +323,24 @@ void upkeep::flush(const std::vector<int32_t> & policies, kvg_update_stats & sta
 
 kvg_update_stats upkeep::update() {
     kvg_update_stats stats = {};
-    flush(std::vector<int32_t>(groups_.size(), defrag_pending_), stats);
+    flush(std::vector<int32_t>(groups_.size(), defrag_pending_), 0, stats);
     defrag_pending_ = NO_DEFRAG;
     return stats;
 }
 
-void upkeep::before_decode() {
+void upkeep::before_decode(uint32_t n_tokens) {
     std::vector<int32_t> policies(groups_.size(), defrag_pending_);
     for (size_t g = 0; g < groups_.size() && defrag_pending_ == NO_DEFRAG; ++g) {
         const cells & cells = cache_.groups()[g].cells();
-        const auto holes = static_cast<float>(cells.n_kv() - cells.n_used());
+        const auto holes = static_cast<float>(count_holes(cells));
         const bool fragmented = defrag_threshold_ >= 0 && holes > defrag_threshold_ * static_cast<float>(cells.n_kv());
         policies[g] = fragmented ? int32_t{KVG_DEFRAG_FILL} : NO_DEFRAG;
     }
-    flush(policies, flushed_);
+    flush(policies, n_tokens, flushed_);
     defrag_pending_ = NO_DEFRAG;
 }
 
-void upkeep::before_read() { flush(std::vector<int32_t>(groups_.size(), NO_DEFRAG), flushed_); }
+void upkeep::before_read() { flush(std::vector<int32_t>(groups_.size(), NO_DEFRAG), 0, flushed_); }
 
 uint8_t upkeep::settle_alike(size_t group, const std::vector<uint32_t> & those) {
     before_read();

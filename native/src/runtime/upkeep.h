@@ -35,8 +35,9 @@ public:
 
     // Defrag, then K-shift, as far as each is pending. Cells for which attention rotates queries wait, and K of the others is rotated.
     kvg_update_stats update();
-    // The same, before a decode. Also runs defrag when the share of holes is above the threshold.
-    void before_decode();
+    // The same, before a decode of so many tokens. Also runs defrag when the share of holes is above the threshold, and lets rows age until
+    // there is room for the tokens. precondition: that many cells are empty, or may be reused
+    void before_decode(uint32_t n_tokens);
     // K-shift only: cells are not moved.
     void before_read();
     // The same for these cells of a group, of which none waits then, and K of all carries one dither, which it returns.
@@ -76,7 +77,10 @@ private:
     void settle_all(kvg_update_stats & stats);
     void compact_all(const std::vector<int32_t> & policies, kvg_update_stats & stats);
     bool is_pending(const std::vector<int32_t> & policies) const;
-    void flush(const std::vector<int32_t> & policies, kvg_update_stats & stats);
+    void make_plain(size_t group, const std::vector<cell_move> & moves);
+    std::vector<std::vector<cell_move>> plan_aging_of_all(uint32_t n) const;
+    void age_all(const std::vector<std::vector<cell_move>> & moves, kvg_update_stats & stats);
+    void flush(const std::vector<int32_t> & policies, uint32_t n_tokens, kvg_update_stats & stats);
 
     kv_cache & cache_;
     const backends & backends_;

@@ -48,7 +48,30 @@ void k_shift::run(int n_threads, const rotation_list & list) {
     }
 }
 
+// Where rows age: fresh ones, and then old ones.
+void k_shift::rotate_by_type(int n_threads, const rotation_list & list) {
+    unfinished_rows rows(group_);
+    for (const bool old : {false, true}) {
+        rotation_list part = {list.rotations, {}};
+        for (const rotated_row & row : list.rows) {
+            if ((row.row >= group_.n_fresh()) == old) {
+                part.rows.push_back({row.row - (old ? group_.n_fresh() : 0), row.index});
+            }
+        }
+        row_rotator rotator(group_, layers_, part, old ? group_.types().old_k : group_.types().k, n_threads);
+        for (const uint32_t il : part.rows.empty() ? std::vector<uint32_t>() : group_.layers()) {
+            const ggml_tensor * k = old ? group_.old_k(il) : group_.k(il);
+            rotator.rotate(il, static_cast<uint8_t *>(k->data), k->nb[1]);
+        }
+    }
+    rows.done();
+}
+
 void k_shift::rotate(int n_threads, const rotation_list & list) {
+    if (group_.ages()) {
+        rotate_by_type(n_threads, list);
+        return;
+    }
     const bool all_fetched =
         group_.types().k != GGML_TYPE_F32 && have_many_dithers(list); // the CPU can rotate them in any order
     row_rotator by_cpu(group_, layers_, list, group_.types().k, n_threads);
@@ -105,7 +128,7 @@ void k_shift::rotate_floats(uint32_t layer, float * k) const {
     const rotation_list list = settle(group_.cells(), false).rotated;
     if (!list.rows.empty()) {
         const size_t stride = size_t{group_.spec().n_head_kv} * group_.spec().head_dim_k * sizeof(float);
-        row_rotator(group_, layers_, list, GGML_TYPE_F32, 1).rotate(layer, reinterpret_cast<uint8_t *>(k), stride);
+        row_rotator(group_, layers_, list, GGML_TYPE_F32, 1, false).rotate(layer, reinterpret_cast<uint8_t *>(k), stride);
     }
 }
 

@@ -35,6 +35,7 @@ public:
 
 private:
     void rotate(int n_threads, const rotation_list & list);
+    void rotate_by_type(int n_threads, const rotation_list & list);
 
     kv_group & group_;
     const std::vector<layer_rotation> & layers_;

@@ -9,14 +9,14 @@
 namespace kvg {
 
 row_rotator::row_rotator(const kv_group & group, const std::vector<layer_rotation> & layers, const rotation_list & list,
-                         ggml_type type, int n_threads)
-    : group_(group), layers_(layers), list_(list), kernel_(kernels_here()[0]->rows), type_(type),
+                         ggml_type type, int n_threads, bool are_mixed)
+    : group_(group), layers_(layers), list_(list), kernel_(kernels_here()[0]->rows), type_(type), are_mixed_(are_mixed),
       width_(group.spec().n_head_kv * group.spec().head_dim_k), n_threads_(static_cast<size_t>(n_threads)),
       tables_(list.rotations, type), scratch_(n_threads_ * attend_padded(width_)) {}
 
 void row_rotator::rotate_share(const job & job, size_t thread, size_t n_threads) {
     const head_rotation heads = job.how->heads_of(group_.spec().head_dim_k);
-    const hadamard * mixed = ggml_is_quantized(type_) ? job.how->mixed : nullptr;
+    const hadamard * mixed = are_mixed_ ? job.how->mixed : nullptr;
     float * x = scratch_.data() + thread * attend_padded(width_);
     for (size_t i = thread; i < job.rows->size(); i += n_threads) {
         const auto [number, index] = (*job.rows)[i];

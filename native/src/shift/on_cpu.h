@@ -14,10 +14,10 @@ namespace kvg {
 
 class row_rotator {
 public:
-    // type: of the rows. It is the cache's own type, or F32 for the floats that kv_group::read() gives, which are not mixed by a
-    // Hadamard matrix. The other arguments must outlive this object.
+    // type: of the rows. are_mixed: false for the floats that kv_group::read() gives, whatever the cache's rows are. The other arguments
+    // must outlive this object.
     row_rotator(const kv_group & group, const std::vector<layer_rotation> & layers, const rotation_list & list, ggml_type type,
-                int n_threads);
+                int n_threads, bool are_mixed = true);
 
     // Rotates all rows of the list. data: the rows of a layer, `stride` bytes apart
     void rotate(uint32_t layer, uint8_t * data, size_t stride) { rotate(layer, list_.rows, data, stride); }
@@ -45,6 +45,7 @@ private:
     const rotation_list & list_;
     const row_kernel & kernel_;
     ggml_type type_;
+    bool are_mixed_;
     uint32_t width_;
     size_t n_threads_;
     rotation_tables tables_;

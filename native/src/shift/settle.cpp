@@ -144,6 +144,16 @@ settlement settle(const cells & cells, bool can_wait) {
     return {rotate_all(cells, rotated, [&](size_t i) { return rotated[i]; }), std::move(waiting).take()};
 }
 
+rotation_list settle_aging(const cells & cells, const std::vector<uint32_t> & aging) {
+    rotation_lister lister;
+    for (const uint32_t i : aging) {
+        if (cells.shift(i) != 0 || cells.dither(i) > 1) {
+            lister.add(i, {shift_of(cells, i), cells.dither(i), 1});
+        }
+    }
+    return std::move(lister).take();
+}
+
 rotation_list settle_copies(const cells & cells, const std::vector<uint32_t> & copied) {
     return rotate_all(cells, copied, [](size_t i) { return static_cast<uint32_t>(i); });
 }

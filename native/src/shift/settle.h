@@ -41,6 +41,8 @@ struct settlement {
 
 // Call it when no cell will move any more, that is after defrag. can_wait: whether attention can rotate queries
 settlement settle(const cells & cells, bool can_wait);
+// How K of cells is rotated before it is converted to another type: to their positions, and without dither, which means something else there.
+rotation_list settle_aging(const cells & cells, const std::vector<uint32_t> & aging);
 // The list for copies of these cells' rows: each copy whose K-shift is pending is rotated. Cells may appear more than once.
 rotation_list settle_copies(const cells & cells, const std::vector<uint32_t> & copied);
 

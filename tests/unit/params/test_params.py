@@ -13,6 +13,7 @@ import click
 import numpy as np
 import pytest
 
+from pykvgraph._native.ffi import KvgType
 from pykvgraph.cli import main
 from pykvgraph.context.context import Context
 from pykvgraph.errors import InvalidArgumentError
@@ -102,7 +103,10 @@ NO_NUMBER = ["1", None, True, math.nan]
         *((ContextParams, name, NO_INTEGER) for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max")),
         (ContextParams, "checkpoint_cells", NO_INTEGER),
         *((ContextParams, name, NO_INTEGER[:3]) for name in ("n_threads", "n_threads_batch")),
-        *((ContextParams, name, ["f12", "", None, 1, True]) for name in ("type_k", "type_v")),
+        *(
+            (ContextParams, name, ["f12", "", None, 1, True, "f16:q4_0", "f16@9", "f16:q3@9", "f16:q4_0@0"])
+            for name in ("type_k", "type_v")
+        ),
         (ContextParams, "flash_attn", ["yes", None, 1]),
         *((ContextParams, name, [1, "on", None]) for name in ("hadamard", "offload_kqv", "swa_full")),
         (ContextParams, "defrag_threshold", NO_NUMBER),
@@ -153,6 +157,19 @@ def test_bad_values_are_named(params: Any, name: str, values: list[Any]) -> None
     for value in values:
         with pytest.raises(InvalidArgumentError, match=name):
             params(**{name: value})
+
+
+def test_types_that_age() -> None:
+    """Fresh cells come in steps of 128, and no batch has more tokens than there are."""
+    context = ContextParams(type_k="F16:Q4_0@1000", type_v="f16", n_batch=4096)
+    assert (context.type_k, context.n_batch) == ("f16:q4_0@1000", 1024)
+    native = context.native(1)
+    types = KvgType.KVG_TYPE_F16, KvgType.KVG_TYPE_Q4_0, KvgType.KVG_TYPE_F16, KvgType.KVG_TYPE_F16
+    assert (native.type_k, native.old_type_k, native.type_v, native.old_type_v) == types
+    assert native.n_fresh == 1024
+    assert ContextParams().native(1).n_fresh == 0
+    with pytest.raises(InvalidArgumentError, match="same number of tokens"):
+        ContextParams(type_k="f16:q4_0@1024", type_v="f16:q4_0@512")
 
 
 def test_what_is_kept_is_plain() -> None:
