@@ -81,7 +81,8 @@ def test_peaks_by_the_definition(
             assert found[cells] == pytest.approx(expected, abs=2e-6)
             found[cells] = 0
             assert not found.any()
-        for wrong in (lambda: ctx.attention(), lambda: ctx.attention_peaks(SMALL.n_layer)):
+        wrong_calls: list[Callable[[], object]] = [ctx.attention, lambda: ctx.attention_peaks(SMALL.n_layer)]
+        for wrong in wrong_calls:
             with pytest.raises(kvg.InvalidArgumentError):
                 wrong()
 
