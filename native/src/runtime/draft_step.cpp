@@ -35,11 +35,15 @@ draft_step::drafted_batch::drafted_batch(const std::vector<drafted_text> & texts
 }
 
 kvg_batch draft_step::drafted_batch::view() const {
-    return {sizeof(kvg_batch), static_cast<int64_t>(token.size()),
-            token.data(),      pos.data(),
-            seq_begin.data(),  seq.data(),
-            logits.data(),     nullptr,
-            nullptr,           0};
+    kvg_batch view = {};
+    view.struct_size = sizeof(view);
+    view.n_tokens = static_cast<int64_t>(token.size());
+    view.token = token.data();
+    view.pos = pos.data();
+    view.seq_begin = seq_begin.data();
+    view.seq_id = seq.data();
+    view.logits = logits.data();
+    return view;
 }
 
 // Texts without a known state are left out.
