@@ -380,7 +380,7 @@ typedef struct kvg_batch {
                              be NULL then; NULL where layer 0 is */
     int32_t repair; /* 1: tokens may lie below later positions of their sequences, and replace what stands there */
     int64_t n_observed; /* of the last so many tokens kvg_attention() tells what they attend to */
-    int32_t peaks;      /* 1: kvg_attention_peaks() tells it, and kvg_attention() doesn't */
+    int32_t peaks;      /* 1: kvg_attention_of_heads() tells the most that any of them does */
 } kvg_batch;
 
 /* A summary of the softmax of a row of logits. log_sum is NaN when a logit is NaN, or the greatest logit is infinite. */
@@ -415,12 +415,11 @@ KVG_API kvg_status kvg_decode(kvg_context * context, const kvg_batch * batch, kv
 
 /* What the observed tokens of the last decode attend to: of each cell of a group, as it lies until the next call that moves cells, the share
    of their attention, the mean over tokens, layers of the group and query heads. All shares together are 1, less what sinks take. out:
-   (n_cells). KVG_INVALID_ARGUMENT when that decode observed none, or failed. */
+   (n_cells). KVG_INVALID_ARGUMENT when that decode observed none, or peaks, or failed. */
 KVG_API kvg_status kvg_attention(const kvg_context * context, int64_t group, float * out);
-
-/* The same of a batch with `peaks`: of each cell, for each KV head of a layer, the highest share that any observed token gives it by any of
-   the query heads of that KV head. out: (n_cells, n_head_kv). KVG_INVALID_ARGUMENT also for a layer that doesn't attend. */
-KVG_API kvg_status kvg_attention_peaks(const kvg_context * context, int64_t layer, float * out);
+/* The same for each head of K and V: out (n_layer, n_head_kv, n_cells), the mean over tokens and the query heads that read it; of a batch with
+   `peaks` the highest share instead. */
+KVG_API kvg_status kvg_attention_of_heads(const kvg_context * context, int64_t group, float * out);
 
 /* Decodes one token at the end of a sequence, at its last position + 1, as an output. Otherwise as kvg_decode. */
 KVG_API kvg_status kvg_append(kvg_context * context, int64_t seq, int64_t token, kvg_output * output);

@@ -548,7 +548,7 @@ STATUS_FUNCTIONS = (
     "kvg_plan_get_part",
     "kvg_decode",
     "kvg_attention",
-    "kvg_attention_peaks",
+    "kvg_attention_of_heads",
     "kvg_append",
     "kvg_draft",
     "kvg_classify",
@@ -718,8 +718,8 @@ def declare(lib: CDLL) -> None:
     lib.kvg_decode.restype = c_int32
     lib.kvg_attention.argtypes = [c_void_p, c_int64, POINTER(c_float)]
     lib.kvg_attention.restype = c_int32
-    lib.kvg_attention_peaks.argtypes = [c_void_p, c_int64, POINTER(c_float)]
-    lib.kvg_attention_peaks.restype = c_int32
+    lib.kvg_attention_of_heads.argtypes = [c_void_p, c_int64, POINTER(c_float)]
+    lib.kvg_attention_of_heads.restype = c_int32
     lib.kvg_append.argtypes = [c_void_p, c_int64, c_int64, POINTER(KvgOutput)]
     lib.kvg_append.restype = c_int32
     lib.kvg_draft.argtypes = [c_void_p, POINTER(KvgDraftRequest), POINTER(KvgOutput)]

@@ -86,19 +86,23 @@ class TextCells:
     def peaks(self) -> Peaks:
         """How much the tokens attend to each position at most that the last decode observed (peaks=True).
 
-        Of each KV head of each layer, as Context.attention_peaks() has it; of cells that share a position,
+        Of each KV head of each layer, as Context.attention_of_heads() has it; of cells that share a position,
         the highest.
         """
         found = []
         for group in self.groups:
-            for layer in group.layers:
-                of_cells = self._ctx.attention_peaks(layer)[group.cells]
-                heads = of_cells
-                if len(group.cells) > len(self.positions):
-                    heads = np.zeros((len(self.positions), of_cells.shape[1]), np.float32)
-                    np.maximum.at(heads, self._number, of_cells)
-                found.append(heads)
+            of_cells = self._ctx.attention_of_heads(group.number)[..., group.cells]
+            heads = of_cells.reshape(-1, len(group.cells)).T
+            if len(group.cells) > len(self.positions):
+                highest = np.zeros((len(self.positions), heads.shape[1]), np.float32)
+                np.maximum.at(highest, self._number, heads)
+                heads = highest
+            found.append(heads)
         return np.concatenate(found, axis=1)
+
+    def attention_of_heads(self, group: GroupCells) -> Floats:
+        """The same as attention(), of each head of a group, (n_layer, n_head_kv, n_cells)."""
+        return self._ctx.attention_of_heads(group.number)[..., group.cells].astype(np.float64)
 
 
 def window(text: TextCells) -> Floats:
@@ -140,8 +144,24 @@ def snapkv(text: TextCells) -> Floats:
 
     Those tokens themselves are worth more than all others.
     """
-    shares = text.attention()
-    before = shares[: max(len(shares) - _N_OBSERVED, 0)]
+    return _pooled(text.attention(), len(text.positions) - _N_OBSERVED)
+
+
+def snapkv_of_heads(text: TextCells) -> Iterator[Iterator[Floats]]:
+    """snapkv() of each head of K, before any mean but that over the query heads that read it.
+
+    Neighbours are cells in the order of positions.
+    """
+    n_before = int((text.number_of_cells() < len(text.positions) - _N_OBSERVED).sum())
+    return (
+        (np.stack([_pooled(head, n_before) for head in heads]) for heads in layers)
+        for layers in tova_of_heads(text)
+    )
+
+
+def _pooled(shares: Floats, n: int) -> Floats:
+    """The means over 5 neighbours of the first n; the others are worth more than all."""
+    before = shares[: max(n, 0)]
     half = _N_POOLED // 2
     pooled = np.convolve(before, np.full(_N_POOLED, 1 / _N_POOLED))[half : half + len(before)]
     return np.concatenate([pooled, np.full(len(shares) - len(before), np.inf)])
@@ -161,13 +181,18 @@ def kvzip(text: TextCells) -> Floats:
     return np.asarray(text.repeated.mean(axis=1, dtype=np.float64))
 
 
+def tova_of_heads(text: TextCells) -> Iterator[Iterator[Floats]]:
+    """tova() of each head of K: the mean over the query heads that read it."""
+    return (iter(text.attention_of_heads(group)) for group in text.groups)
+
+
 class Policy(NamedTuple):
     """A score for each position of a text, of which the lowest go first.
 
     n_observed: how many of the last tokens are decoded once more before, for what they attend to. repeats:
     whether the whole text is, behind itself (repetition.py).
     of_heads: the same of each head of K, for composite cells: for each group and each of its layers
-    (n_head_kv, n_cells), in the order of the group's cells; None: all heads have the same, or it isn't known.
+    (n_head_kv, n_cells), in the order of the group's cells; None: all heads have the same.
     """
 
     score: Callable[[TextCells], Floats]
@@ -184,8 +209,8 @@ class Policy(NamedTuple):
 POLICIES: dict[str, Policy] = {
     "window": Policy(window),
     "keydiff": Policy(keydiff, of_heads=keydiff_of_heads),
-    "snapkv": Policy(snapkv, _N_OBSERVED),
-    "tova": Policy(tova, 1),
+    "snapkv": Policy(snapkv, _N_OBSERVED, of_heads=snapkv_of_heads),
+    "tova": Policy(tova, 1, of_heads=tova_of_heads),
     "kvzip": Policy(kvzip, repeats=True),
 }
 

@@ -231,8 +231,8 @@ class Context(Closable):
         swa_full=True), and for recurrent layers, whose states can't be changed afterwards.
 
         observe: of the last so many tokens attention() tells what they attend to; that reads all K once more.
-        peaks: attention_peaks() tells it in its place. Raises UnsupportedError where the attention isn't
-        pykvgraph's own, on the CPU.
+        peaks: attention_of_heads() tells the highest share of a token instead. Raises UnsupportedError where
+        the attention isn't pykvgraph's own, on the CPU.
 
         Raises InvalidArgumentError for a token, position or sequence that the model or the context can't
         take, or for positions that don't follow the sequence's last one; CacheFullError when there are fewer
@@ -362,24 +362,17 @@ class Context(Closable):
         self._handle.call(lib().kvg_attention, index, _address(shares, ctypes.c_float))
         return shares
 
-    def attention_peaks(self, layer: int) -> npt.NDArray[np.float32]:
-        """How much the tokens attend to each cell at most that decode(observe=, peaks=True) observed.
+    def attention_of_heads(self, group: int = 0) -> npt.NDArray[np.float32]:
+        """The same of each head of K and V, float32 (n_layer, n_head_kv, n_cells).
 
-        float32 (n_cells, n_head_kv), of the cells of the layer's group: the highest share of its attention
-        that any query head of a KV head gives the cell, of any of these tokens. Cells that have moved since
-        then aren't followed.
-
-        Raises InvalidArgumentError when the last decode observed no peaks, or failed, and for a layer that
-        doesn't attend.
+        The layers are those of the group. Of each head the mean over tokens and the query heads that read it;
+        behind decode(peaks=True) the highest share that any of them gives the cell. Raises what attention()
+        raises.
         """
-        index = integer(layer, "layer", 0, self.model.n_layer - 1)
-        group = next((each for each in self.kv.groups if index in each.layers), None)
-        if group is None or group.kind == "state":
-            raise InvalidArgumentError(f"layer {index} has no cells that tokens attend to")
-        n_heads = self.model.layers[index].n_head_kv
-        peaks = np.empty((group.n_cells, n_heads), np.float32)
-        self._handle.call(lib().kvg_attention_peaks, index, _address(peaks, ctypes.c_float))
-        return peaks
+        info = self.kv._group(integer(group, "group", 0, self.kv._n_groups - 1))
+        shares = np.empty((info.n_layer, info.n_head_kv, info.n_cells), np.float32)
+        self._handle.call(lib().kvg_attention_of_heads, group, _address(shares, ctypes.c_float))
+        return shares
 
     @property
     def devices(self) -> tuple[DevicePart, ...]:

@@ -43,7 +43,7 @@ class Forget:
     budget: the most cells of a sequence; None: as many as the cache has room for. policy: by what cells are
     chosen: one of context.cell_scores.POLICIES (docs/forgetting.md), but for "kvzip", which reads the whole
     text. on_forget: called with a ForgetReport each time. composite: each head of each layer keeps tokens of
-    its own choice, gathered in composite cells, where the policy tells heads apart ("keydiff").
+    its own choice, gathered in composite cells; for policies that tell heads apart, not "window".
 
     128 cells are forgotten at a time, or half of those that may be where that is less. The first 4 and the
     last 64 are not, nor those that a window sees, nor any that other sequences or holds have, too.

@@ -218,9 +218,10 @@ class TokenSequence(NotCopied):
         any more, so none of it is put into an index of prefixes. Sequence.repair() of forgotten tokens
         decodes them again.
 
-        composite: each head of each layer keeps tokens of its own choice, gathered in composite cells, where
-        the policy tells heads apart ("keydiff"). All that may be forgotten is one span then, which stays or
-        goes as a whole: go_back() into it goes to where it begins, and an edit or a repair takes all of it.
+        composite: each head of each layer keeps tokens of its own choice, gathered in composite cells; for
+        policies that tell heads apart, all but "window". All that may be forgotten is one span then, which
+        stays or goes as a whole: go_back() into it goes to where it begins, and an edit or a repair takes all
+        of it.
 
         Policies that look at attention decode the last token ("tova") or the last 64 ("snapkv") once more,
         in their places; "kvzip" decodes the whole text once more, behind itself, in parts (of 512 tokens at

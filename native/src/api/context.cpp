@@ -1,4 +1,8 @@
 // Contexts, plans of what they would take, and decode.
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
 #include "api/handles.h"
 #include "api/model.h"
 #include "runtime/bounded.h"
@@ -70,35 +74,45 @@ kvg_status kvg_plan_get_part(const kvg_plan * plan, int64_t index, kvg_context_p
 
 double kvg_context_graph_seconds(const kvg_context * context) { return context ? context->context.graph_seconds() : 0.0; }
 
+static const observed_attention & observed_in(const class context & c, int64_t group) {
+    const auto last = static_cast<int64_t>(c.cache().groups().size()) - 1;
+    const observed_attention & observed = c.observed(static_cast<size_t>(bounded("group", group, 0, last)));
+    if (std::accumulate(observed.n_queries.begin(), observed.n_queries.end(), 0.0) == 0.0) {
+        fail(KVG_INVALID_ARGUMENT, "the last decode observed no token's attention, or failed: decode(batch, observe=N)");
+    }
+    return observed;
+}
+
 kvg_status kvg_attention(const kvg_context * context, int64_t group, float * out) {
     return guarded([&] {
         const class context & c = need(context, "context").context;
-        const auto last = static_cast<int64_t>(c.cache().groups().size()) - 1;
-        const observed_attention & observed = c.observed(static_cast<size_t>(bounded("group", group, 0, last)));
-        if (observed.n_queries == 0) {
-            fail(KVG_INVALID_ARGUMENT, "the last decode observed no token's attention, or failed: decode(batch, observe=N)");
+        const observed_attention & observed = observed_in(c, group);
+        if (observed.peaks) {
+            fail(KVG_INVALID_ARGUMENT, "the last decode observed peaks, which have no mean: attention_of_heads()");
         }
-        const cells & cells = c.cache().groups()[static_cast<size_t>(group)].cells();
-        for (uint32_t i = 0; i < cells.size(); ++i) {
-            (&need(out, "out"))[i] = static_cast<float>(observed.of_cell[i] / observed.n_queries);
+        const double n_queries = std::accumulate(observed.n_queries.begin(), observed.n_queries.end(), 0.0);
+        std::vector<double> sums(c.cache().groups()[static_cast<size_t>(group)].cells().size());
+        for (size_t row = 0; row < observed.of_head.size(); row += observed.n_rows) {
+            for (size_t i = 0; i < sums.size(); ++i) {
+                sums[i] += double{observed.of_head[row + i]};
+            }
         }
+        std::transform(sums.begin(), sums.end(), &need(out, "out"),
+                       [&](double sum) { return static_cast<float>(sum / n_queries); });
     });
 }
 
-kvg_status kvg_attention_peaks(const kvg_context * context, int64_t layer, float * out) {
+kvg_status kvg_attention_of_heads(const kvg_context * context, int64_t group, float * out) {
     return guarded([&] {
         const class context & c = need(context, "context").context;
-        const auto last = static_cast<int64_t>(c.peaks().size()) - 1;
-        const attention_peaks & peaks = c.peaks()[static_cast<size_t>(bounded("layer", layer, 0, last))];
-        if (peaks.n_rows == 0) {
-            fail(KVG_INVALID_ARGUMENT, "the last decode observed no peaks of attention in this layer, or failed: decode(batch, "
-                                       "observe=N, peaks=True)");
-        }
+        const observed_attention & observed = observed_in(c, group);
+        const kv_group & of = c.cache().groups()[static_cast<size_t>(group)];
         float * to = &need(out, "out");
-        for (uint32_t i = 0; i < c.cache().groups()[peaks.group].cells().size(); ++i) {
-            for (size_t at = i; at < peaks.of_row.size(); at += peaks.n_rows) {
-                *to++ = peaks.of_row[at];
-            }
+        for (size_t head = 0; head < observed.n_queries.size() * of.spec().n_head_kv; ++head) {
+            const double n_queries = observed.peaks ? 1 : observed.n_queries[head / of.spec().n_head_kv] / of.spec().n_head_kv;
+            const float * sums = observed.of_head.data() + head * observed.n_rows;
+            to = std::transform(sums, sums + of.cells().size(), to,
+                                [&](float sum) { return static_cast<float>(double{sum} / n_queries); });
         }
     });
 }

@@ -86,8 +86,9 @@ ggml_tensor * attend_op::node(ggml_context * ctx, ggml_tensor * q, ggml_tensor *
     return ggml_custom_4d(ctx, GGML_TYPE_F32, v->ne[0], q->ne[1], q->ne[2], 1, args, n_args, compute, GGML_N_TASKS_MAX, this);
 }
 
-void attend_op::observe(uint32_t from, uint32_t n_tokens, attention_observer to) {
-    observed_ = from < n_tokens ? to : attention_observer();
+void attend_op::observe(uint32_t from, uint32_t n_tokens, observed_attention * to, size_t place) {
+    observed_ = from < n_tokens ? to : nullptr;
+    observed_place_ = place;
     observed_from_ = from;
     if (observed_) {
         const size_t n_blocks = count_blocks(n_tokens) - from / ATTEND_TOKENS;
@@ -108,7 +109,7 @@ void attend_op::observe_unit(const attend_job & job, const attend_unit & unit, f
     attend_job again = job;
     again.n_ranges = 1;
     again.shares = shares_of(job, unit.token_begin, unit.head_kv);
-    again.peaks = observed_.peaks != nullptr;
+    again.peaks = observed_->peaks;
     std::fill_n(again.shares, job.n_kv, 0.0f);
     const uint32_t begin = std::max(unit.token_begin, observed_from_);
     float * sums = merged + (begin - unit.token_begin) * unit_floats(job.head_dim_v, job.n_head / job.n_head_kv);
@@ -117,35 +118,18 @@ void attend_op::observe_unit(const attend_job & job, const attend_unit & unit, f
 
 // In an order that doesn't depend on threads.
 void attend_op::add_observed(const attend_job & job) {
-    const size_t n_cells = observed_.peaks ? observed_.peaks->n_rows : observed_.shares->of_cell.size();
-    const size_t n = std::min<size_t>(job.n_kv, n_cells - span_.begin);
+    const size_t n = std::min<size_t>(job.n_kv, observed_->n_rows - span_.begin);
     for (uint32_t token = observed_from_; token < job.n_tokens; token += ATTEND_TOKENS - token % ATTEND_TOKENS) {
         for (uint32_t head_kv = 0; head_kv < job.n_head_kv; ++head_kv) {
             const float * found = shares_of(job, token, head_kv);
-            if (observed_.peaks) {
-                add_peaks(found, n, head_kv);
-            } else {
-                add_shares(found, n);
+            const size_t head = observed_place_ * job.n_head_kv + head_kv;
+            float * to = observed_->of_head.data() + head * observed_->n_rows + span_.begin;
+            for (size_t c = 0; c < n; ++c) {
+                to[c] = observed_->peaks ? std::max(to[c], found[c]) : to[c] + found[c];
             }
         }
     }
-    if (observed_.shares) {
-        observed_.shares->n_queries += static_cast<double>(job.n_head) * (job.n_tokens - observed_from_);
-    }
-}
-
-void attend_op::add_shares(const float * shares, size_t n) {
-    float * to = observed_.shares->of_cell.data() + span_.begin;
-    for (size_t c = 0; c < n; ++c) {
-        to[c] += shares[c];
-    }
-}
-
-void attend_op::add_peaks(const float * peaks, size_t n, uint32_t head_kv) {
-    float * to = observed_.peaks->of_row.data() + size_t{head_kv} * observed_.peaks->n_rows + span_.begin;
-    for (size_t c = 0; c < n; ++c) {
-        to[c] = std::max(to[c], peaks[c]);
-    }
+    observed_->n_queries[observed_place_] += static_cast<double>(job.n_head) * (job.n_tokens - observed_from_);
 }
 
 // A unit is claimed by whoever is free. The thread that does the last range of a block's head merges them: nobody waits in here.

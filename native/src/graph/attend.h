@@ -15,23 +15,11 @@ namespace kvg {
 
 // What cells of a group get of the attention of tokens that are observed.
 struct observed_attention {
-    std::vector<float> of_cell; // sums over tokens and the query heads of layers
-    double n_queries = 0;       // how many these are
-};
-
-// The highest that a token which is observed gives a cell in a layer, of the query heads of each KV head: (n_head_kv, n_rows).
-struct attention_peaks {
-    std::vector<float> of_row;
-    uint32_t n_rows = 0; // of the layer's group; 0: nothing was observed
-    uint32_t group = 0;
-};
-
-// Where a layer's attention tells what its tokens attend to: one of them, or none.
-struct attention_observer {
-    observed_attention * shares = nullptr;
-    attention_peaks * peaks = nullptr;
-
-    explicit operator bool() const { return shares || peaks; }
+    // (n_layer, n_head_kv, n_rows): sums over tokens and the query heads that read a head of K and V, or the highest of them
+    std::vector<float> of_head;
+    std::vector<double> n_queries; // (n_layer), how many these are, of all heads
+    size_t n_rows = 0;
+    bool peaks = false;
 };
 
 // Memory for the operations of a context: its layers run one after the other.
@@ -77,8 +65,9 @@ public:
     // Which cells of the group wait, and how queries are rotated for them. Valid until the next call; the arrays must live until then.
     void set_waiting(const attend_rotations & waiting) { waiting_ = waiting; }
 
-    // From now on each computation adds to `to` what its tokens from this one on attend to. n_tokens: of a computation
-    void observe(uint32_t from, uint32_t n_tokens, attention_observer to);
+    // From now on each computation adds to `to` what its tokens from this one on attend to; nullptr: no more. n_tokens: of a computation.
+    // place: of the layer whose K and V these are, in its group
+    void observe(uint32_t from, uint32_t n_tokens, observed_attention * to, size_t place);
 
 private:
     static void compute(ggml_tensor * dst, int ith, int nth, void * op);
@@ -101,7 +90,8 @@ private:
     float soft_cap_;
     uint32_t n_head_kv_;
     uint32_t observed_from_ = 0;
-    attention_observer observed_;
+    observed_attention * observed_ = nullptr;
+    size_t observed_place_ = 0;
 };
 
 } // namespace kvg

@@ -54,7 +54,7 @@ static std::vector<layer_spec> with_own_states(const std::vector<layer_spec> & l
 decoder::decoder(const model & model, const kv_cache & cache, const backends & backends, const decoder_params & params,
                  std::vector<active_adapter> adapters)
     : model_(model), cache_(cache), backends_(backends), n_ubatch_(params.n_ubatch), n_outputs_(params.n_outputs),
-      spans_(cache.groups().size()), observed_(cache.groups().size()), peaks_(model.hparams().layers.size()),
+      spans_(cache.groups().size()), observed_(cache.groups().size()),
       recur_workspace_(with_own_states(model.hparams().layers, cache), params.max_threads), adapters_(std::move(adapters)),
       taps_(cache) {
     choose_attentions(params.flash_attn, params.max_threads);
@@ -245,29 +245,23 @@ void decoder::begin_observing() {
     for (observed_attention & each : observed_) {
         each = {};
     }
-    for (attention_peaks & each : peaks_) {
-        each = {};
-    }
 }
 
 void decoder::observe(uint32_t from, uint32_t n_tokens, bool peaks) {
+    for (size_t g = 0; from < n_tokens && g < observed_.size(); ++g) {
+        const kv_group & group = cache_.groups()[g];
+        observed_[g].peaks = peaks;
+        observed_[g].n_rows = group.n_rows();
+        observed_[g].of_head.resize(group.layers().size() * group.spec().n_head_kv * group.n_rows());
+        observed_[g].n_queries.resize(group.layers().size());
+    }
     for (uint32_t il = 0; il < attentions_.size(); ++il) {
-        if (!attentions_[il].op) {
-            continue;
+        if (attentions_[il].op) {
+            const size_t g = cache_.group_index_of(il);
+            const std::vector<uint32_t> & layers = cache_.groups()[g].layers();
+            const auto owner = std::lower_bound(layers.begin(), layers.end(), cache_.owner_of(il));
+            attentions_[il].op->observe(from, n_tokens, &observed_[g], static_cast<size_t>(owner - layers.begin()));
         }
-        const layer_spec & layer = model_.hparams().layers[il];
-        const uint32_t n_rows = cache_.groups()[layer.group].n_rows();
-        attention_observer to;
-        if (from < n_tokens && peaks) {
-            peaks_[il].n_rows = n_rows;
-            peaks_[il].group = layer.group;
-            peaks_[il].of_row.resize(size_t{layer.n_head_kv} * n_rows);
-            to.peaks = &peaks_[il];
-        } else if (from < n_tokens) {
-            observed_[layer.group].of_cell.resize(n_rows);
-            to.shares = &observed_[layer.group];
-        }
-        attentions_[il].op->observe(from, n_tokens, to);
     }
 }
 

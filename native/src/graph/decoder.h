@@ -61,8 +61,6 @@ public:
     void observe(uint32_t from, uint32_t n_tokens, bool peaks);
     // of a group
     const observed_attention & observed(size_t group) const { return observed_[group]; }
-    // of each layer
-    const std::vector<attention_peaks> & peaks() const { return peaks_; }
     // Which states the tokens of the next computation go through; the arrays must live until then.
     void set_runs(const std::vector<recur_run> & runs) { runs_ = runs; }
     // nullptr: all cells are read where they lie. Else it must be told what the next graph works on.
@@ -106,7 +104,6 @@ private:
     std::deque<attend_op> ops_; // for attention_kind::attend
     std::vector<layer_attention> attentions_;
     std::vector<observed_attention> observed_; // of each group
-    std::vector<attention_peaks> peaks_;
     std::vector<recur_run> runs_;              // of the micro-batch
     recur_workspace recur_workspace_;
     std::deque<recur_op> recur_ops_;

@@ -39,7 +39,6 @@ public:
     class taps & taps() { return decoder_->taps(); }
     // what the last decode's observed tokens attend to
     const observed_attention & observed(size_t group) const { return decoder_->observed(group); }
-    const std::vector<attention_peaks> & peaks() const { return decoder_->peaks(); }
     // From the next decode on these take part, and no others; cells stay as they are. All or nothing.
     // error(KVG_INVALID_ARGUMENT) for an adapter of another model, one given twice, or a scale that is no number; error(KVG_DEVICE)
     void adapt(std::vector<active_adapter> adapters);

@@ -15,8 +15,8 @@ from support.faults import fault
 from support.judge import nmse
 from support.kv_types import EVEN_BLOCKS
 from support.models import N_VOCAB, SMALL, TWO_GROUPS, ModelSpec
-from support.naive_llama import Rows, naive_logits
-from support.naive_scores import cells_of, keydiff_of_head, keys_of
+from support.naive_llama import Floats, Rows, naive_logits
+from support.naive_scores import attention, cells_of, keydiff_of_head, keys_of, snapkv
 
 import pykvgraph as kvg
 from pykvgraph.context.forgetting import N_RECENT, N_SINKS, close_gaps
@@ -131,6 +131,25 @@ def test_the_next_tokens_by_the_definitions(ctx: kvg.Context, naive: list[Rows])
     forgotten(ctx)
     expected = next_logits(naive)
     assert nmse(decode(ctx, run_of(NEXTS, N)), expected) < SAME
+
+
+@pytest.mark.parametrize("policy", ["snapkv", "tova"])
+def test_what_each_head_attends_to(ctx: kvg.Context, policy: str) -> None:
+    """By the definitions, too: query heads that read one head of K and V have one choice."""
+    attended: list[Floats] = []
+    rows: list[Rows] = []
+    naive_logits(SMALL, IDS, attended, rows=rows)
+    n_observed, group = (64, 2) if policy == "snapkv" else (1, 2)
+    text_of(ctx).forget(N_GONE, policy, composite=True)
+    cells = [cell for pos, cell in cells_of(ctx) if pos == LAST]
+    assert len(cells) == N_KEPT
+    for layer, shares in enumerate(attended):
+        for head in range(SMALL.n_head_kv):
+            of_head = [shares[group * head : group * (head + 1)]]
+            scores = snapkv(of_head) if policy == "snapkv" else attention(of_head, n_observed)
+            kept = [N_SINKS + i for i in best(list(scores[MAY_GO.start : MAY_GO.stop]), N_KEPT)]
+            v = ctx.kv.read_v(layer)[cells, head]
+            assert v == pytest.approx(rows[layer][1][kept, head], abs=1e-4)
 
 
 def test_gaps_are_closed_before_the_span_alone(ctx: kvg.Context, naive: list[Rows]) -> None:
@@ -363,13 +382,12 @@ def test_what_is_no_composition(ctx: kvg.Context, wrong: dict[str, Any]) -> None
     hold.release()
 
 
-@pytest.mark.parametrize("policy", ["window", "tova"])
-def test_policies_that_know_no_heads(ctx: kvg.Context, policy: str) -> None:
+def test_a_policy_that_knows_no_heads(ctx: kvg.Context) -> None:
     text = text_of(ctx)
     with pytest.raises(kvg.InvalidArgumentError, match="doesn't score each head"):
-        text.forget(3, policy, composite=True)
+        text.forget(3, "window", composite=True)
     with pytest.raises(kvg.InvalidArgumentError, match="doesn't score each head"):
-        kvg.Forget(100, policy, composite=True)
+        kvg.Forget(100, "window", composite=True)
     with pytest.raises(kvg.InvalidArgumentError, match="composite must be"):
         kvg.Forget(100, composite=1)  # type: ignore[arg-type]
 

@@ -56,6 +56,13 @@ def test_by_the_definition(
         for index, group in enumerate(ctx.kv.groups):
             expected = naive_scores.attention([layers[i] for i in group.layers], min(n_observed, N - 20))
             assert shares(ctx, index) == pytest.approx(expected, abs=2e-6)
+            cells = [cell for _, cell in cells_of(ctx, index)]
+            heads = ctx.attention_of_heads(index)
+            assert heads.shape == (len(group.layers), heads.shape[1], ctx.kv.groups[index].n_cells)
+            for place, layer in enumerate(group.layers):
+                for head, queries in enumerate(np.split(layers[layer], spec.heads_of(layer))):
+                    expected = naive_scores.attention([queries], min(n_observed, N - 20))
+                    assert heads[place, head][cells] == pytest.approx(expected, abs=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -68,23 +75,21 @@ def test_peaks_by_the_definition(
     layers = attended(SMALL, IDS)
     options = {**OPTIONS, "n_ubatch": n_ubatch, "n_threads": n_threads, "n_threads_batch": n_threads}
     with kvg.Model(model_file(SMALL), device="cpu") as model, open_context(model, **options) as ctx:
-        with pytest.raises(kvg.InvalidArgumentError, match="no peaks"):
-            ctx.attention_peaks(0)
         ctx.decode(batch_of(run_of(IDS[:70])))
+        with pytest.raises(kvg.InvalidArgumentError, match="observed no token"):
+            ctx.attention_of_heads(0)
         ctx.kv.seq_rm(0, 20, 70)
         ctx.decode(batch_of(run_of(IDS[20:], 20)), observe=min(n_observed, N - 20), peaks=True)
         cells = [cell for _, cell in cells_of(ctx)]
-        for index, shares in enumerate(layers):
+        peaks = ctx.attention_of_heads(0)
+        for found, shares in zip(peaks, layers, strict=True):
             rows = shares[:, -min(n_observed, N - 20) :].max(axis=1)  # (n_head, n)
-            expected = rows.reshape(SMALL.n_head_kv, -1, N).max(axis=1).T
-            found = ctx.attention_peaks(index)
-            assert found[cells] == pytest.approx(expected, abs=2e-6)
-            found[cells] = 0
+            expected = rows.reshape(SMALL.n_head_kv, -1, N).max(axis=1)
+            assert found[:, cells] == pytest.approx(expected, abs=2e-6)
+            found[:, cells] = 0
             assert not found.any()
-        wrong_calls: list[Callable[[], object]] = [ctx.attention, lambda: ctx.attention_peaks(SMALL.n_layer)]
-        for wrong in wrong_calls:
-            with pytest.raises(kvg.InvalidArgumentError):
-                wrong()
+        with pytest.raises(kvg.InvalidArgumentError, match="have no mean"):
+            ctx.attention()
 
 
 def test_many_cells_for_one_token(model_file: Callable[[ModelSpec], Path]) -> None:
@@ -117,11 +122,13 @@ def test_when_there_is_nothing_to_tell(small: kvg.Model) -> None:
         assert ctx.kv.n_used == 0
         ctx.decode(batch_of(run_of(IDS[:2])), observe=2)
         assert ctx.attention()[:2].sum() == pytest.approx(1)
-        with pytest.raises(kvg.InvalidArgumentError, match="group"):
-            ctx.attention(1)
+        for ask in (ctx.attention, ctx.attention_of_heads):
+            with pytest.raises(kvg.InvalidArgumentError, match="group"):
+                ask(1)
         ctx.append(7)
-        with nothing:
-            ctx.attention()
+        for ask in (ctx.attention, ctx.attention_of_heads):
+            with pytest.raises(kvg.InvalidArgumentError, match="observed no token's attention"):
+                ask()
 
 
 def test_a_decode_that_fails_observes_nothing(small: kvg.Model) -> None:
