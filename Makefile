@@ -56,7 +56,8 @@ test: races builds ## every kind of test: C, C++, Python, sanitizers, faults
 	@# the package as it was installed
 	$(BIN)/python -I -m pykvgraph passkey
 	@# in tests/: from here, Python programs that a test starts would find the source before the installed package
-	cd tests && $(SANITIZED) $(PYTEST) -p no:faulthandler $(MEMORY)
+	@# 40 sets of parameters of each test: all run below, and all with sanitizers in `make thorough`
+	cd tests && $(SANITIZED) $(PYTEST) -p no:faulthandler --few 40 $(MEMORY)
 	cd tests && $(HOOKED) $(PYTEST)
 
 thorough: export KVGRAPH_THOROUGH := 1
