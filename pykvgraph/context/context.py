@@ -243,8 +243,12 @@ class Context(Closable):
         flags = flag(scores, "scores"), flag(repair, "repair")
         self._handle.call(self._decode, batch, flags, hidden, observed)
 
-    def read(self, ids: Integers) -> Document:
+    def read(self, ids: Integers, behind: Integers = ()) -> Document:
         """Reads tokens by themselves, from position 0 on; their cells are held for Sequence.link().
+
+        behind: tokens that are read before them, such as the system prompt that texts begin with. Linked to
+        a text of just these, the document is exact and shares its cells; elsewhere its first tokens were
+        not a beginning of their own, which later tokens would attend to more than to others.
 
         Needs an empty sequence for a moment, which no other thread may use meanwhile. Raises
         InvalidArgumentError where there is none, UnsupportedError for models with recurrent layers, and with
@@ -252,7 +256,8 @@ class Context(Closable):
         """
         require_holdable(self.kv, self.swa_full)
         tokens = integers(ids, "ids", 0, self.model.n_vocab - 1)
-        return read_document(self.kv, tokens, self.n_batch, self.decode)
+        before = integers(behind, "behind", 0, self.model.n_vocab - 1)
+        return read_document(self.kv, tokens, before, self.n_batch, self.decode)
 
     def decode_last(self, batch: Batch) -> npt.NDArray[np.float32]:
         """decode(batch), then a copy of the last output's logits, float32 (n_vocab,), as one step.

@@ -16,12 +16,16 @@ from pykvgraph.kv_cache.hold import Hold
 class Document(NotCopied):
     """What `Context.read()` returns. `Sequence.link()` makes it a part of a text, as often as you like.
 
-    ids: its tokens, int32 (n,). Its cells stay in the cache until release(), `kv.clear()`, or until the
-    program drops its last reference to the Document. Texts that link to it have cells of their own.
+    ids: its tokens, int32 (n,). behind: those that it was read behind. Its cells, and theirs, stay in the
+    cache until release(), `kv.clear()`, or until the program drops its last reference to the Document. Texts
+    that link to it have cells of their own, unless they are just `behind`.
     """
 
-    def __init__(self, kv: KVCache, ids: npt.NDArray[np.int32], hold: Hold) -> None:
+    def __init__(
+        self, kv: KVCache, ids: npt.NDArray[np.int32], behind: npt.NDArray[np.int32], hold: Hold
+    ) -> None:
         self.ids = ids
+        self.behind = behind
         self._kv = kv
         self._hold = hold
         self._under = kv._under.key  # the adapters that it was read under
@@ -34,7 +38,7 @@ class Document(NotCopied):
         self._hold.release()
 
     def attach(self, kv: KVCache, seq: int) -> None:
-        """Shows its cells to an empty sequence, at positions from 0 on.
+        """Shows its cells to an empty sequence, behind those of `behind`, from position 0 on.
 
         Raises InvalidArgumentError for the cache of another context, for a document that was released or read
         under other adapters, and for a sequence that isn't empty.
@@ -50,19 +54,23 @@ class Document(NotCopied):
 
 
 def read_document(
-    kv: KVCache, ids: npt.NDArray[np.int32], n_batch: int, decode: Callable[[Batch], object]
+    kv: KVCache,
+    ids: npt.NDArray[np.int32],
+    behind: npt.NDArray[np.int32],
+    n_batch: int,
+    decode: Callable[[Batch], object],
 ) -> Document:
     """Reads it in an empty sequence, which is empty again afterwards. Raises what Context.read() raises."""
     if len(ids) == 0:
         raise InvalidArgumentError("ids is empty: a document has at least one token")
-    seq = empty_sequence(kv)
+    seq, text = empty_sequence(kv), np.concatenate([behind, ids])
     batch = Batch()
     try:
-        for begin in range(0, len(ids), n_batch):
+        for begin in range(0, len(text), n_batch):
             batch.clear()
-            batch.extend(ids[begin : begin + n_batch], begin, (seq,), logits=False)
+            batch.extend(text[begin : begin + n_batch], begin, (seq,), logits=False)
             decode(batch)
-        return Document(kv, ids, kv.hold(seq, 0, -1))
+        return Document(kv, ids, behind, kv.hold(seq, 0, -1))
     finally:
         kv.seq_rm(seq, -1, -1)
 

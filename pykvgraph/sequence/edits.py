@@ -89,7 +89,8 @@ class Sequence(TokenSequence):
     def link(self, document: Document, repair: int = REPAIR) -> None:
         """Appends a document, whose first `repair` tokens are decoded again behind the text.
 
-        Its cells are copied, since they move; in an empty text they are shared, and exact. Needs an empty
+        Its cells are copied, since they move. Behind just the text that it was read behind they are shared,
+        and exact, and none is decoded again: in an empty text, or by read(behind=). Needs an empty
         sequence of the context for a moment, which no other thread may use meanwhile. Raises
         InvalidArgumentError where there is none, or for a document that was released or is of another
         context, CacheFullError when its tokens don't fit, and UnsupportedError as remove() does. Nothing is
@@ -99,13 +100,15 @@ class Sequence(TokenSequence):
         self._begin_edit()
         require_holdable(self._ctx.kv, self._ctx.swa_full)
         begin = len(self)
-        n = min(integer(repair, "repair", 0), len(document)) if begin else 0
+        is_exact = self.approximate_from is None and np.array_equal(self.ids, document.behind)
+        repair = integer(repair, "repair", 0)
+        n = 0 if is_exact else min(repair, len(document))
         if self._earlier is not None:
             self._earlier.make_room(len(document) + n)
-        if begin:
+        if not is_exact:
             self._require_cells(self.positions.of(begin), range(0), len(document), n)
         before = self._tokens.n_true
-        self._tokens.n_true = min(before, begin) if begin else before
+        self._tokens.n_true = before if is_exact else min(before, begin)
         try:
             self._arriving(document.ids.tolist(), partial(self._attach, document))
         except Exception:
@@ -197,14 +200,17 @@ class Sequence(TokenSequence):
         self._is_torn = False
 
     def _attach(self, document: Document) -> None:
-        kv, next_position = self._ctx.kv, self._tokens.next_position
-        if next_position == 0:
+        kv, next_position, begin = self._ctx.kv, self._tokens.next_position, len(document.behind)
+        if next_position == begin == 0:
             document.attach(kv, self._seq)
             return
         seq = empty_sequence(kv)
         try:
             document.attach(kv, seq)
-            kv.seq_add(seq, 0, -1, next_position)
+            if begin:
+                kv.seq_rm(seq, 0, begin)
+            if next_position != begin:
+                kv.seq_add(seq, begin, -1, next_position - begin)
             kv.seq_cp(seq, self._seq, -1, -1)
         finally:
             kv.seq_rm(seq, -1, -1)

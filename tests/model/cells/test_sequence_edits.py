@@ -231,6 +231,38 @@ def test_documents(ctx: kvg.Context, small: kvg.Model) -> None:
         text.link(other.read(IDS[:5]))
 
 
+def test_documents_that_were_read_behind_others(ctx: kvg.Context, small: kvg.Model) -> None:
+    front, ids = IDS[:20], OTHER[:40]
+    text, document = kvg.Sequence(ctx), ctx.read(ids, behind=front)
+    text.set(front)
+    assert (len(document), ctx.kv.n_used) == (40, 60 + 20)
+    text.link(document)
+    assert (ctx.kv.n_used, text.approximate_from) == (80, None)  # its cells are shared
+    own, anew = behind(text)
+    assert nmse(own[None], anew[None]) <= SAME
+
+    text.go_back(60)
+    text.link(document, repair=0)
+    assert (text.ids.tolist(), text.approximate_from) == ([*front, *ids, *ids], 60)
+    with open_context(small, **{**OPTIONS, "n_batch": 60}) as other:  # the same by hand
+        for seq in (0, 1):
+            decode(other, run_of([*front, *ids], 0, (seq,)))
+        other.kv.seq_rm(1, 0, 20)
+        other.kv.seq_add(1, 20, -1, 40)
+        other.kv.seq_cp(1, 0, -1, -1)
+        by_hand = decode(other, run_of([7], 100))[-1]
+    assert nmse(text.append(7).logits[None], by_hand[None]) <= SAME
+
+    text.go_back(0)
+    text.link(document, repair=0)
+    assert (text.ids.tolist(), text.approximate_from) == (ids, 0)
+    text.go_back(0)
+    text.link(document, repair=40)
+    assert text.approximate_from is None
+    own, anew = behind(text)
+    assert nmse(own[None], anew[None]) <= SAME
+
+
 def test_no_room(small: kvg.Model) -> None:
     """Nothing is changed; nor by numbers that are none."""
     with open_context(small, **(OPTIONS | {"n_ctx": 64, "n_seq_max": 2})) as ctx:

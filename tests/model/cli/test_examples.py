@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -98,6 +99,38 @@ def test_documents_for_an_answer(
     assert reranked.stderr.splitlines()[0][1:-1] in ranked[:2]  # one of five was not among the four
     refused = run(*given[:3], "-e", "nothing.gguf", "-f", listed, "cat")
     assert refused.returncode == 1 and refused.stderr.startswith("rag.py: ")
+
+
+def test_documents_that_are_read_once(stories: Path) -> None:
+    """What is decoded, by hand: two documents a question, or each document once."""
+    arguments = ("--documents", "3", "--questions", "5", "--part", "60", "--repair", "0", "8", "-t", "1")
+    said = run("documents.py", "-m", stories, *arguments)
+    assert said.returncode == 0, said.stderr
+    found = [int(n) for n in re.findall(r"(\d+) prompt tokens decoded", said.stdout)]
+    assert len(found) == 3
+    full, unrepaired, repaired = found
+    assert repaired == unrepaired + 5 * 8
+
+    example, rng = load("documents"), random.Random(1)
+    facts = [example.Fact(thing, str(rng.randint(10000, 99999))) for thing in rng.sample(example.THINGS, 3)]
+    pairs = [rng.sample(range(3), 2) for _ in range(5)]
+    with kvg.Model(stories, device="cpu") as model:
+        texts = example.documents(model.tokenizer, example.NOISE, facts, 60, rng)
+        assert all(fact.value in text for fact, text in zip(facts, texts, strict=True))
+
+        def n(text: str) -> int:
+            return len(model.tokenizer.encode(text, add_special=False, add_space_prefix=False))
+
+        n_system, parts = len(model.tokenizer.encode(example.SYSTEM)), [n(text) for text in texts]
+    things = [fact.thing for fact in facts]
+    asked = [
+        n(f"\nQuestion: What is the {things[a]}, and what is the {things[b]}?\nAnswer: The {things[a]} is")
+        for a, b in pairs
+    ]
+    assert full == sum(n_system + parts[a] + parts[b] for a, b in pairs) + sum(asked)
+    assert unrepaired == 4 * n_system + sum(parts) + sum(asked)
+    refused = run("documents.py", "-m", "nothing.gguf")
+    assert refused.returncode == 1 and refused.stderr.startswith("documents.py: ")
 
 
 def greedy_text(stories: Path, prompt: str, n: int) -> str:
