@@ -147,6 +147,7 @@ def _context(where: Where, given: dict[str, Any]) -> dict[str, Any]:
         "overcommit": True,
         "cache_reuse": given["cache_reuse"],
         "pin_cells": given["cache_pins"],
+        "prefix_compress": given["prefix_compress"],
         "draft_max": given["draft_max"],
         **where.context(),
         **{name: given[name] for name in names},

@@ -277,6 +277,14 @@ _OF_ANSWERS: list[Adder] = [
         default="exact",
         help="How a prompt is read that is an earlier one with other words in its midst, likewise.",
     ),
+    option(
+        "--prefix-compress",
+        type=click.FloatRange(0.05, 0.95),
+        metavar="SHARE",
+        default=None,
+        show_default="off",
+        help="In idle time, keep this share of prefixes that many begin with, for cache_compressed.",
+    ),
     _count(
         ("--cache-pins",),
         "Cells that requests may keep for a time (cache_control, prompt_cache_retention); 0: none.",

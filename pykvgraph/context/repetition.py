@@ -14,7 +14,7 @@ from pykvgraph.context.second_reading import require_attention
 from pykvgraph.errors import CacheFullError
 
 ASKED = "\n\nThe text above once more, word for word:\n"
-N_PART = 512  # tokens that are repeated behind each question: so many cells it takes
+N_PART = 256  # tokens that are repeated behind each question: so many cells it takes
 _N_BEFORE = 8  # of the part before, which say where the next one begins; as the paper has it
 _LEAST = 32  # tokens of a part: below that the questions are most of what is read
 

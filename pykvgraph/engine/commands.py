@@ -133,6 +133,11 @@ class CommandQueue:
         return not (self.new or self._for_cells)
 
     @property
+    def wants_cells(self) -> bool:
+        """Whether anybody waits for more than to look."""
+        return bool(self._for_cells) or any(not isinstance(each, Look) for each in tuple(self.new))
+
+    @property
     def n_sequences(self) -> int:
         """Texts that were sent and not read yet."""
         return sum(isinstance(each, Submit) for each in tuple(self.new))

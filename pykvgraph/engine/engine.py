@@ -17,6 +17,7 @@ from pykvgraph.context.context_shift import can_move
 from pykvgraph.context.pooling import Pooling
 from pykvgraph.engine import embedding, ranking
 from pykvgraph.engine.commands import Park, Submit
+from pykvgraph.engine.compressed import N_KEPT
 from pykvgraph.engine.context_window import Window
 from pykvgraph.engine.loop import Loop, close_loop
 from pykvgraph.engine.new_text import (
@@ -80,12 +81,15 @@ class Engine(NotCopied):
     leaves less is warned of. background: a thread of the engine's own takes the steps; False: the program
     calls step(). adapters: those of requests that name none, with their scales, as Context.set_adapters()
     takes them. pin_cells: cells that the pins of submit() may keep at a time; None: a quarter of the cells.
-    A request that can't run otherwise, alone in the cache, takes them nevertheless. Other arguments are those
-    of Context.
+    A request that can't run otherwise, alone in the cache, takes them nevertheless. prefix_compress: in idle
+    time, prefixes of 512 tokens or more that two requests found in the cache, or that are pinned, are read
+    once more, and this share of their cells is kept for requests with compressed=True (docs/forgetting.md);
+    None: none is. Other arguments are those of Context.
 
     `context` is the context; its cache can be looked at. While the engine lives, nothing else may decode on
     it, or edit it. Raises what Context raises, InvalidArgumentError, and UnsupportedError for cache_reuse
-    when not can_shift.
+    when not can_shift, and for prefix_compress where the CPU doesn't compute attention by pykvgraph's own
+    kernel, or layers have windows or states.
     """
 
     def __init__(
@@ -108,6 +112,7 @@ class Engine(NotCopied):
         background: bool = True,
         adapters: Iterable[tuple[Adapter, float]] = (),
         pin_cells: int | None = None,
+        prefix_compress: float | None = None,
         **context: Any,
     ) -> None:
         if not isinstance(model, Model):
@@ -130,6 +135,10 @@ class Engine(NotCopied):
         budget = MemoryBudget(real(memory_share, "memory_share", 1e-6, 1.0), integer(margin, "margin", 0, 99))
         shares, cache_reuse = flag(prefix_cache, "prefix_cache"), integer(cache_reuse, "cache_reuse", 0)
         n_pinned = None if pin_cells is None else integer(pin_cells, "pin_cells", 0)
+        share = None if prefix_compress is None else real(prefix_compress, "prefix_compress", 0.05, 0.95)
+        if share is not None and not shares:
+            raise InvalidArgumentError("prefix_compress: nothing is cached without prefix_cache")
+        n_seqs = n_seq_max + (0 if share is None else N_KEPT)
         overcommit, background = flag(overcommit, "overcommit"), flag(background, "background")
         if tiers is not None and not (isinstance(tiers, Tiers) and shares):
             raise InvalidArgumentError(
@@ -137,12 +146,13 @@ class Engine(NotCopied):
             )
         if cache_reuse and not shares:
             raise InvalidArgumentError("cache_reuse: nothing is cached without prefix_cache")
-        second = draft_model_of(draft, model, {**context, **batch, "n_seq_max": n_seq_max})
+        second = draft_model_of(draft, model, {**context, **batch, "n_seq_max": n_seqs})
         n_states = min(draft_max, MOST_ROWS) if kind is not None else 0
         context["adapters"] = self.adapters
         sizes = sizes_for(model, n_cells, n_seq_max, batch, n_states, budget, second, **context)
         self.model = model
-        self.context = Context(model, **{**context, **batch, "n_seq_max": n_seq_max, **sizes.context})
+        self.context = Context(model, **{**context, **batch, "n_seq_max": n_seqs, **sizes.context})
+        self._n_seq_max = n_seq_max
         self._adapters = self.context.adapters
         self._tokenizer = model.tokenizer if model.has_tokenizer else None
         try:
@@ -169,6 +179,7 @@ class Engine(NotCopied):
                 reuse=cache_reuse,
                 tiers=tiers,
                 n_pinned=self.context.n_ctx // 4 if n_pinned is None else n_pinned,
+                compress=share,
             )
         except BaseException:
             self.context.close()
@@ -196,6 +207,7 @@ class Engine(NotCopied):
         edit: Literal["exact", "approximate"] = "exact",
         session: str = "",
         pins: Iterable[Pin] = (),
+        compressed: bool = False,
     ) -> Request:
         """Queues a prompt, and returns at once; from any thread.
 
@@ -214,7 +226,9 @@ class Engine(NotCopied):
         first difference on. session: which earlier texts are meant, and who may have the edited text's cells;
         "": those without a session that begin like the prompt for the longest. pins: beginnings of the prompt
         that stay in the cache for a time: whole blocks of 32 tokens, as far as pin_cells allow.
-        Completion.pinned tells how many tokens stay.
+        Completion.pinned tells how many tokens stay. compressed: whether the text may begin with a prefix of
+        which only the best cells are left (prefix_compress), where there is one; not for a beam search, or
+        with a window. Such a text's own cells are found by nobody.
 
         Raises InvalidArgumentError for an empty or bad prompt, a bad salt, session or edit, a window for
         several samples, copies that have no save(), `said` with tokens that the model lacks, for several
@@ -230,6 +244,7 @@ class Engine(NotCopied):
         if window is not None:
             require_shift(self.can_shift, window, params, len(ids))
         terms = terms_of(salt, session, edit)
+        terms = terms._replace(compressed=flag(compressed, "compressed") and params.beam_width == 1)
         request = Request(params.n, self._loop.cancel, None if self._loop.background else self.step)
         if copies is not None and not callable(getattr(copies, "save", None)):
             raise InvalidArgumentError(f"copies must have a method save(), got {shown(copies)}")
@@ -241,7 +256,7 @@ class Engine(NotCopied):
         sequence = first_sequence(text, self.context.kv)
         request._sequences = [sequence, *sequence.forks]
         sequence.pins = checked_pins(pins, len(ids))
-        require_room(self.context, sequence, params)
+        require_room(self.context, sequence, params, self._n_seq_max)
         known = integers(said, "said", 0, self.model.n_vocab - 1)
         is_full = sequence.window is not None and len(ids) + len(known) >= sequence.window.n_ctx
         if len(known) and (params.n_seqs > 1 or is_full):

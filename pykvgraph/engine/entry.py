@@ -7,6 +7,7 @@ from collections import Counter
 from pykvgraph.engine.admission import Admission
 from pykvgraph.engine.beginnings import is_coming, mark_partings
 from pykvgraph.engine.cache_use import use_of
+from pykvgraph.engine.compressed import CompressedPrefixes, Kept
 from pykvgraph.engine.earlier_texts import EarlierTexts
 from pykvgraph.engine.edits import Edit, Edits
 from pykvgraph.engine.fetches import Fetches
@@ -40,6 +41,7 @@ class Entry:
         spacing: int,
         reuse: int,
         counts: Counter[str],
+        compressed: CompressedPrefixes | None = None,
     ) -> None:
         self._running_set = running_set
         self._scheduler = running_set.scheduler
@@ -51,6 +53,7 @@ class Entry:
         self._texts = EarlierTexts(_TEXTS_SHARE * n_cells)
         self._edits = Edits(running_set, self._texts, reuse)
         self._counts = counts
+        self._compressed = compressed
 
     def admit(self) -> None:
         """Waiting texts enter, in their order."""
@@ -72,7 +75,9 @@ class Entry:
                     return
                 continue
             found = self._find(sequence)
-            if shares and is_coming(sequence, found.n, scheduler.running, needs_points):
+            kept = self._kept(sequence, found.n)
+            n_there = kept.n if kept else found.n
+            if shares and is_coming(sequence, n_there, scheduler.running, needs_points):
                 continue
             if self._enter(sequence, found):
                 continue
@@ -124,7 +129,15 @@ class Entry:
     def _enter(self, sequence: RequestSequence, found: Found) -> bool:
         """It runs, if its cells will be there."""
         running = self._scheduler.running
-        if not self._admission.fits(running, sequence, found.n):
+        kept = self._kept(sequence, found.n)
+        if not self._admission.fits(running, sequence, kept.n if kept else found.n):
+            return False
+        if kept is not None:
+            self._scheduler.enter(sequence)
+            if self._is_shown(sequence, kept):
+                return True
+            self._scheduler.leave(sequence)
+            self._scheduler.wait(sequence)
             return False
         plan = self._plan(sequence, found)
         known = min(found.match.n, len(sequence.ids) - 1)
@@ -146,6 +159,20 @@ class Entry:
             self._attach_again(sequence)
         else:
             self._begin(sequence, known)
+        return True
+
+    def _kept(self, sequence: RequestSequence, n_had: int) -> Kept | None:
+        """The compressed prefix that it may begin with, where the cache has n_had of its tokens."""
+        return self._compressed.best(sequence, n_had) if self._compressed else None
+
+    def _is_shown(self, sequence: RequestSequence, kept: Kept) -> bool:
+        """It runs behind a compressed prefix; False: it can't, and is empty."""
+        if not (self._compressed and self._compressed.show(sequence, kept)):
+            return False
+        if not self._admission.fits(self._scheduler.running, sequence, 0):
+            self._running_set.release(sequence)
+            return False
+        self._begin(sequence, 0)
         return True
 
     def _edited(self, sequence: RequestSequence, edit: Edit) -> bool:
@@ -175,6 +202,8 @@ class Entry:
             self._counts["prefix_hit_tokens"] += sequence.n_cached
             self._counts["edited_tokens"] += sequence.use.edited
             self._counts["decoded_again"] += sequence.n_again
+        if self._compressed is not None:
+            self._compressed.note(sequence)
         if self._running_set.shares:
             self._tell_others(sequence, n_exact)
         if self._running_set.needs_points and self._running_set.shares:

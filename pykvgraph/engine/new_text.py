@@ -92,11 +92,11 @@ def require_shift(can_shift: bool, window: Window, params: SamplingParams, n_pro
         raise CacheFullError(f"the prompt has {n_prompt} tokens, and the window {window.n_ctx}")
 
 
-def require_room(ctx: Context, sequence: RequestSequence, params: SamplingParams) -> None:
+def require_room(ctx: Context, sequence: RequestSequence, params: SamplingParams, n_seq_max: int) -> None:
     """Raises CacheFullError and InvalidArgumentError for what would not fit, even alone."""
-    if sequence.n_seqs > ctx.n_seq_max:
+    if sequence.n_seqs > n_seq_max:
         raise CacheFullError(
-            f"{sequence.n_seqs} samples or beams need as many sequences; n_seq_max is {ctx.n_seq_max}"
+            f"{sequence.n_seqs} samples or beams need as many sequences; n_seq_max is {n_seq_max}"
         )
     if params.beam_width > ctx.n_batch:
         raise InvalidArgumentError(

@@ -100,12 +100,14 @@ class CacheTerms(NamedTuple):
     """Of which other texts a text may have parts.
 
     key: the caller's salt. session: a digest of whose it is; b"": it has no name. edits: whether it may be an
-    earlier text with other tokens in its midst, whose cells are approximate then.
+    earlier text with other tokens in its midst, whose cells are approximate then. compressed: whether it may
+    begin with a prefix of which only the best cells are left.
     """
 
     key: bytes = b""
     session: bytes = b""
     edits: bool = False
+    compressed: bool = False
 
 
 ANY_TERMS = CacheTerms()
@@ -152,6 +154,7 @@ class RequestSequence(Tokens):
     adapters: those that it is decoded under; they are in `salt`, too.
     salt: under which the index has its cells; exact_salt: while none of them is approximate.
     anew: of the first n_decoded tokens those that are to be decoded in place, before what comes behind them.
+    has_holes: whether it begins with a compressed prefix, some of whose tokens have no cells.
     earlier: what others may know of it. use: where the tokens came from that the cache had.
     copies: gets what the index has of it, as it comes, n_copied tokens so far; None: nobody does.
     pins: parts of its prompt that stay for a time; pinned: how much of each does, once the prompt is decoded.
@@ -178,6 +181,7 @@ class RequestSequence(Tokens):
         self.terms = terms
         self.adapters = adapters
         self.anew: array[int] = array("i")
+        self.has_holes = False
         self.earlier: EarlierText | None = None
         self.use = CacheUse()
         self.copies = copies
@@ -251,8 +255,8 @@ class RequestSequence(Tokens):
 
     @property
     def n_shareable(self) -> int:
-        """As Tokens.n_shareable; nothing while tokens are to be decoded anew."""
-        return 0 if self.anew else super().n_shareable
+        """As Tokens.n_shareable; nothing while tokens are to be decoded anew, or some have no cells."""
+        return 0 if self.anew or self.has_holes else super().n_shareable
 
     @property
     def decodes(self) -> bool:
@@ -336,6 +340,7 @@ class RequestSequence(Tokens):
             self.earlier.n_read = max(self.earlier.n_read, self.n_shareable)
         self.n_decoded = self.n_beyond = 0
         self.anew = array("i")
+        self.has_holes = False
         if self.own is None:  # those are as they were
             self.salt = self.exact_salt
 
@@ -353,7 +358,7 @@ class RequestSequence(Tokens):
     def follow(self, other: RequestSequence) -> None:
         """It begins to run as a fork of another one, and has what that one has."""
         self.n_decoded, self.last, self.n_copied = other.n_decoded, other.last, other.n_copied
-        self.salt, self.use = other.salt, other.use
+        self.salt, self.use, self.has_holes = other.salt, other.use, other.has_holes
         self.n_cached, self.n_again, self._entered = other.n_cached, other.n_again, other._entered
         self.pinned = other.pinned
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from pykvgraph.context.context import Context
 from pykvgraph.engine.block_points import BlockPoints
@@ -36,7 +37,11 @@ class RunningSet:
         self.needs_points = n_points > 0
         self.block_points = BlockPoints(ctx)
         n_spare = self.block_points.most if self.block_points.are_kept else 0
-        self.index = PrefixIndex(ctx.kv, n_points, saver, self._copy_one, n_spare, n_pinned)
+        # cells that are no part of the index, and are wanted longer than its own ones
+        self.gives_up: Callable[[], bool] = bool
+        self.index = PrefixIndex(
+            ctx.kv, n_points, saver, self._copy_one, n_spare, n_pinned, lambda: self.gives_up()
+        )
         self.scheduler = Scheduler(ctx.n_seq_max, ctx.n_batch)
         self.kv = ctx.kv
         self.parked: dict[RequestSequence, None] = {}  # a set that keeps its order

@@ -8,6 +8,7 @@ from collections import Counter
 from pykvgraph.context.context import Context
 from pykvgraph.engine.admission import Admission
 from pykvgraph.engine.commands import CommandQueue
+from pykvgraph.engine.compressed import CompressedPrefixes
 from pykvgraph.engine.context_shifts import shift_full
 from pykvgraph.engine.entry import Entry
 from pykvgraph.engine.fetches import Fetches
@@ -37,7 +38,8 @@ class Stepper:
 
     overcommit: a text enters when its prompt fits; without, when all that it may become fits. speculation:
     None: there are no drafts. reuse: see Edits. tiers: where prefixes go whose cells are needed; None:
-    nowhere. n_pinned: cells that may be pinned for a time.
+    nowhere. n_pinned: cells that may be pinned for a time. compress: the share that compressed prefixes keep;
+    None: there are none.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Stepper:
         reuse: int,
         tiers: Tiers | None,
         n_pinned: int,
+        compress: float | None = None,
     ) -> None:
         self._ctx = ctx
         self._fetches = self.saver = saver = None
@@ -76,6 +79,7 @@ class Stepper:
         self._readings = Readings(ctx, running_set, self._admission)
         self._has_read = False  # whether a part of a reading was decoded in the step before, or in this one
         self._counts = counts = Counter[str]()
+        self._compressed = None if compress is None else CompressedPrefixes(ctx, running_set, compress)
         self._entry = Entry(
             running_set,
             self._admission,
@@ -85,6 +89,7 @@ class Stepper:
             spacing=_ENOUGH_ON_CPU if on_cpu and not running_set.block_points.are_kept else 0,
             reuse=reuse,
             counts=counts,
+            compressed=self._compressed,
         )
         self._model_run = ModelRun(ctx, running_set, counts)
         self._postprocess = Postprocess(running_set, speculation, counts)
@@ -98,9 +103,16 @@ class Stepper:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to do."""
-        is_done = self.commands.is_empty and self._readings.is_empty
-        return is_done and not (self._scheduler.running or self._scheduler.waiting)
+        """Whether there is nothing to do, not even what idle time is for."""
+        is_done = self.commands.is_empty and not self._is_asked
+        return is_done and not (self._compressed and self._compressed.has_work)
+
+    @property
+    def _is_asked(self) -> bool:
+        """Whether somebody wants more than to look."""
+        scheduler = self._scheduler
+        is_busy = scheduler.running or scheduler.waiting or not self._readings.is_empty
+        return bool(is_busy or self.commands.wants_cells)
 
     def stats(self) -> EngineStats:
         """Counts since the beginning, and how it is now."""
@@ -142,7 +154,12 @@ class Stepper:
         )
 
     def step(self) -> None:
-        """Takes what is new, chooses the next tokens, decodes them, and hands out what was said."""
+        """Takes what is new, chooses the next tokens, decodes them, and hands out what was said.
+
+        Where nobody has asked for anything, a part of what idle time is for is done.
+        """
+        if self._compressed and self._is_asked:
+            self._compressed.give_way()
         self.commands.run(self._running_set, self._readings)
         self._read_part()
         begin = time.perf_counter()
@@ -153,7 +170,10 @@ class Stepper:
         self.commands.show(self.look)
         chunks = self._schedule()
         if not chunks:
-            self._wait()
+            if self._compressed and self._compressed.has_work and not self._is_asked:
+                self._compressed.read_part()
+            else:
+                self._wait()
             return
         for decoded in self._model_run.run(chunks):
             self._postprocess.process(decoded)

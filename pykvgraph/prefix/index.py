@@ -56,8 +56,8 @@ class PrefixIndex:
 
     Models with windows or states go on only from resume points. add_point() keeps one, n_points at most, and
     n_spare besides that are spare ones. Spare points, which may never be of use, go first; then those that
-    were used longest ago. saver: keeps elsewhere what others need the room of. frees: gives up cells that are
-    no part of the index, before its own ones go; it returns False when there are none.
+    were used longest ago. saver: keeps elsewhere what others need the room of. frees, last: give up cells
+    that are no part of it, before its own ones go and behind them; they return False when there are none.
     """
 
     def __init__(
@@ -68,13 +68,14 @@ class PrefixIndex:
         frees: Callable[[], bool] = lambda: False,
         n_spare: int = 0,
         n_pinned: int = 0,
+        last: Callable[[], bool] = lambda: False,
     ) -> None:
         """Texts are given as arrays of 32-bit ids, little-endian as wherever ggml runs."""
         self._kv = kv
         self._n_points = n_points
         self._n_spare = n_spare
         self._saver = saver
-        self._frees = frees
+        self._frees, self._last = frees, last
         self._roots: dict[bytes, Root] = {}  # of salts that have texts
         self._clock = itertools.count(1)
         self._leaves: list[tuple[int, int, Node]] = []  # a heap of what may go first; some entries are old
@@ -336,7 +337,13 @@ class PrefixIndex:
         for point in (*self._points.values(), *self._spare.values()):
             _end(point.resume)
         return PrefixIndex(
-            self._kv, self._n_points, self._saver, self._frees, self._n_spare, self._timed.n_most
+            self._kv,
+            self._n_points,
+            self._saver,
+            self._frees,
+            self._n_spare,
+            self._timed.n_most,
+            self._last,
         )
 
     def save(self) -> Iterator[None]:
@@ -377,7 +384,7 @@ class PrefixIndex:
                     save_leaf(node, self._saver)
                 self._remove(node)
                 return True
-        return False
+        return self._last()
 
     def _all_nodes(self) -> list[Node]:
         """Each behind its parent."""

@@ -25,6 +25,7 @@ class Node:
         "end",
         "hold",
         "is_doubled",
+        "n_found",
         "n_pins",
         "parent",
         "points",
@@ -42,6 +43,7 @@ class Node:
         self._order: list[bytes] = []  # tokens of the children, sorted
         self.points: dict[bytes, Point] = {}
         self.n_pins = 0  # running texts that begin with it
+        self.n_found = 0  # texts that have found it; counted where prefixes are compressed
         self.used = 0  # when it was part of a text last
         self.until = 0.0  # nobody evicts it before that time (TimedPins); 0: there is none
         self.is_doubled = False  # running texts have its tokens in different cells

@@ -224,7 +224,7 @@ class TokenSequence(NotCopied):
         of it.
 
         Policies that look at attention decode the last token ("tova") or the last 64 ("snapkv") once more,
-        in their places; "kvzip" decodes the whole text once more, behind itself, in parts (of 512 tokens at
+        in their places; "kvzip" decodes the whole text once more, behind itself, in parts (of 256 tokens at
         most) whose cells are empty again afterwards.
 
         Raises InvalidArgumentError for a bad argument, CacheFullError when fewer cells may be forgotten, and

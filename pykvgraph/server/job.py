@@ -46,6 +46,7 @@ class Job:
         n_ctx: int,
         salt: bytes = b"",
         edit: Literal["exact", "approximate"] = "exact",
+        compressed: bool = False,
         session: str = "",
         adapters: Active = (),
         slot: int = -1,
@@ -64,12 +65,13 @@ class Job:
     ) -> None:
         """n_ctx: the most tokens of a prompt with its answer. settings: how it is sampled, to be told.
 
-        edit, session: as Engine.submit() takes them. slot: the one that is wanted; -1: any. windows: of each
-        prompt; none: answers end when n_ctx is full. copies: gets what is decoded. only_reads: the job has
-        ended when that has come there. tells, said: as an Asker's; of a job with several samples, or with
-        windows, tokens are neither told nor known. as_told: what becomes of each piece; None: it stays as it
-        is. tells_progress: also how far prompts are. hears_progress: the samples know that before their first
-        token. pins: of each prompt. edited: the text of a slot, whose cells the prompt goes on from.
+        edit, compressed, session: as Engine.submit() takes them. slot: the one that is wanted; -1: any.
+        windows: of each prompt; none: answers end when n_ctx is full. copies: gets what is decoded.
+        only_reads: the job has ended when that has come there. tells, said: as an Asker's; of a job with
+        several samples, or with windows, tokens are neither told nor known. as_told: what becomes of each
+        piece; None: it stays as it is. tells_progress: also how far prompts are. hears_progress: the samples
+        know that before their first token. pins: of each prompt. edited: the text of a slot, whose cells the
+        prompt goes on from.
         """
         self._slots = slots
         self._on_end = on_end
@@ -117,6 +119,7 @@ class Job:
                 own[n_most],
                 salt=edited.salt_of_cells if edited else salt,
                 edit=edit,
+                compressed=compressed,
                 session=session,
                 window=window,
                 adapters=adapters,

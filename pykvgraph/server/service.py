@@ -178,6 +178,7 @@ class Service:
             n_ctx=self.n_ctx,
             salt=salt,
             edit=self._edit(fields),
+            compressed=fields.flag("cache_compressed"),
             session=fields.text("session") or fields.text("prompt_cache_key"),
             adapters=adapters,
             slot=slot,

@@ -14,7 +14,10 @@ from pykvgraph.server.requests.fields import Fields
 _log = logging.getLogger("pykvgraph.server")
 _MOST_TOKENS = 4096
 _MOST_THOUGHTS = 10000  # tokens, as in llama-server
-_SAME = ("seed", "temperature", "top_p", "top_k", "stream", "chat_template_kwargs", "lora", "cache_edit")
+_SAME = (
+    *("seed", "temperature", "top_p", "top_k", "stream", "chat_template_kwargs", "lora"),
+    *("cache_edit", "cache_compressed"),
+)
 # what the service thought, or did itself, with results that end with _tool_result: nothing of it is here
 _OF_THE_SERVICE = ("redacted_thinking", "server_tool_use", "mcp_tool_use")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
