@@ -20,10 +20,14 @@ _LEAST = 1e-12  # a vector that is shorter has no direction
 
 
 class GroupCells(NamedTuple):
-    """The cells of a sequence in one group, by position. cells: int64 (n_cells,), their indices."""
+    """The cells of a sequence in one group, by position. cells: int64 (n_cells,), their indices.
+
+    n_head_kv: heads of K of each layer.
+    """
 
     number: int
     layers: tuple[int, ...]
+    n_head_kv: int
     cells: npt.NDArray[np.int64]
 
 
@@ -48,7 +52,7 @@ class TextCells:
             view = kv.cells(index)
             cells = np.flatnonzero(view.seq[:, seq])
             cells = cells[np.argsort(view.pos[cells], kind="stable")]
-            self.groups.append(GroupCells(index, group.layers, cells))
+            self.groups.append(GroupCells(index, group.layers, kv._group(index).n_head_kv, cells))
             if len(self.groups) == 1:
                 pos = view.pos[cells].astype(np.int64)
                 self.positions, self._number, self.n_cells = np.unique(
@@ -181,6 +185,17 @@ def kvzip(text: TextCells) -> Floats:
     return np.asarray(text.repeated.mean(axis=1, dtype=np.float64))
 
 
+def kvzip_of_heads(text: TextCells) -> Iterator[Iterator[Floats]]:
+    """kvzip() of each head of K."""
+    assert text.repeated is not None
+    heads = text.repeated[text.number_of_cells()].T.astype(np.float64)
+    begin = 0
+    for group in text.groups:
+        end = begin + len(group.layers) * group.n_head_kv
+        yield iter(np.split(heads[begin:end], len(group.layers)))
+        begin = end
+
+
 def tova_of_heads(text: TextCells) -> Iterator[Iterator[Floats]]:
     """tova() of each head of K: the mean over the query heads that read it."""
     return (iter(text.attention_of_heads(group)) for group in text.groups)
@@ -211,7 +226,7 @@ POLICIES: dict[str, Policy] = {
     "keydiff": Policy(keydiff, of_heads=keydiff_of_heads),
     "snapkv": Policy(snapkv, _N_OBSERVED, of_heads=snapkv_of_heads),
     "tova": Policy(tova, 1, of_heads=tova_of_heads),
-    "kvzip": Policy(kvzip, repeats=True),
+    "kvzip": Policy(kvzip, repeats=True, of_heads=kvzip_of_heads),
 }
 
 

@@ -143,15 +143,16 @@ def compose(
     n_cells: Callable[[int], int],
     policy: str,
     read: Callable[[int], None] = lambda n: None,
+    repeat: Callable[[], Peaks | None] = lambda: None,
 ) -> ForgetReport:
     """Forgets n_cells(n) cells of a sequence; in those that stay each head has its own choice of tokens.
 
     The cells that may be forgotten become one span, at the last of their positions (kv_cache.composite). The
     policy must have scores of heads. Where one cell would be left of them it goes, too.
 
-    Raises as chosen() does, and what kv_cache.composite.compose() raises.
+    read, repeat: as of chosen(). Raises as chosen() does, and what kv_cache.composite.compose() raises.
     """
-    text, candidates, n_wanted = _read(ctx, seq, n_cells, policy, read, lambda: None, N_SINKS, False)
+    text, candidates, n_wanted = _read(ctx, seq, n_cells, policy, read, repeat, N_SINKS, False)
     of_heads, n_kept = POLICIES[policy].of_heads, int(text.n_cells[candidates].sum()) - n_wanted
     places = text.positions[candidates]
     if of_heads is None or n_kept < 2:

@@ -246,7 +246,7 @@ class TokenSequence(NotCopied):
         before = self._tokens.n_true
         self._tokens.forgotten(0)  # should that be interrupted, nobody may share what is there
         try:
-            report = compose(self._ctx, self._seq, lambda _: n_cells, policy, self._read_again)
+            report = compose(self._ctx, self._seq, lambda _: n_cells, policy, self._read_again, self._repeat)
         except KVGraphError:
             self._tokens.n_true = before
             raise

@@ -16,10 +16,11 @@ from support.judge import nmse
 from support.kv_types import EVEN_BLOCKS
 from support.models import N_VOCAB, SMALL, TWO_GROUPS, ModelSpec
 from support.naive_llama import Floats, Rows, naive_logits
-from support.naive_scores import attention, cells_of, keydiff_of_head, keys_of, snapkv
+from support.naive_scores import attention, cells_of, keydiff_of_head, keys_of, kvzip, snapkv
 
 import pykvgraph as kvg
 from pykvgraph.context.forgetting import N_RECENT, N_SINKS, close_gaps
+from pykvgraph.context.repetition import asked_ids, n_of_part
 from pykvgraph.kv_cache.composite import Composition, compose
 
 N, N_GONE = 140, 30
@@ -150,6 +151,31 @@ def test_what_each_head_attends_to(ctx: kvg.Context, policy: str) -> None:
             kept = [N_SINKS + i for i in best(list(scores[MAY_GO.start : MAY_GO.stop]), N_KEPT)]
             v = ctx.kv.read_v(layer)[cells, head]
             assert v == pytest.approx(rows[layer][1][kept, head], abs=1e-4)
+
+
+@pytest.mark.parametrize("spec", [SMALL, TWO_GROUPS], ids=["one", "two groups"])
+def test_what_it_takes_to_repeat_the_text(model_file: Callable[[ModelSpec], Path], spec: ModelSpec) -> None:
+    """By the definition of KVzip, for each head: the highest attention of its query heads."""
+    rows: list[Rows] = []
+    naive_logits(spec, IDS, rows=rows)
+    with kvg.Model(model_file(spec), device="cpu") as model, open_context(model, **OPTIONS) as ctx:
+        asked = asked_ids(ctx)
+        n_part = n_of_part(ctx, N) - N  # once the text is there
+        parts: list[list[Floats]] = [[] for _ in range(0, N, n_part)]
+        for p, layers in zip(range(0, N, n_part), parts, strict=True):
+            naive_logits(spec, [*IDS, *asked, *IDS[max(p - 8, 0) : p], *IDS[p : p + n_part]], layers)
+        text_of(ctx).forget(N_GONE, "kvzip", composite=True)
+        for g, info in enumerate(ctx.kv.groups):
+            cells = [cell for pos, cell in cells_of(ctx, g) if pos == LAST]
+            assert len(cells) == N_KEPT
+            for layer in info.layers:
+                queries = spec.n_head // spec.heads_of(layer)
+                for head in range(spec.heads_of(layer)):
+                    of_head = [[part[layer][queries * head : queries * (head + 1)]] for part in parts]
+                    scores = list(kvzip(of_head, N, 1)[MAY_GO.start : MAY_GO.stop])
+                    kept = [N_SINKS + i for i in best(scores, N_KEPT)]
+                    v = ctx.kv.read_v(layer)[cells, head]
+                    assert v == pytest.approx(rows[layer][1][kept, head], abs=1e-4)
 
 
 def test_gaps_are_closed_before_the_span_alone(ctx: kvg.Context, naive: list[Rows]) -> None:
