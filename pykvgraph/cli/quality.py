@@ -30,7 +30,7 @@ from pykvgraph.cli.where import Where, where_options
 if TYPE_CHECKING:
     from pykvgraph.demos.quality import CaseResult
 
-_TASKS = ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "vt", "cwe", "fwe", "erase", "chat")
+_TASKS = ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "vt", "cwe", "fwe", "erase", "chat", "early")
 _COUNT = click.IntRange(min=1)
 
 
@@ -135,7 +135,7 @@ def quality(
 
     Tasks hide something in a text of --length tokens and ask for it. Six are RULER's, by its definitions. Of
     erase's two facts an edit cuts out one; the other must be known then, and that one not. chat asks for what
-    was said in 5 of 50 turns.
+    was said in 5 of 50 turns, early for what was said in 5 of the first 10.
     """
     import pykvgraph as kvg
     from pykvgraph.demos.quality import Quality

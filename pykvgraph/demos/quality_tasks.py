@@ -2,7 +2,7 @@
 
 Six are tasks of RULER (arXiv:2404.06654), by its definitions and in words of our own: niah_single_1,
 niah_multikey_2 and niah_multikey_3 (one of many secrets), vt (variables that follow each other), cwe and fwe
-(the commonest words). erase and chat are ours; erase is after KVEraser (arXiv:2606.17034).
+(the commonest words). erase, chat and early are ours; erase is after KVEraser (arXiv:2606.17034).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import re
 import string
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -25,7 +25,7 @@ LONG = 4096  # tokens from which on cwe repeats its words more often
 _ZETA_2 = math.pi**2 / 6
 _N_COMMON = 10  # words that cwe asks for
 _N_HOPS = 4
-_N_TURNS, _TOLD_AT = 50, (4, 14, 24, 34, 44)
+_N_TURNS, _TOLD_AT, _TOLD_EARLY = 50, (4, 14, 24, 34, 44), (1, 3, 5, 7, 9)
 
 
 @dataclass(frozen=True)
@@ -158,10 +158,20 @@ def erase(source: WordSource, rng: Random, n: int, length: int) -> TaskText:
 
 def chat(source: WordSource, rng: Random, n: int, length: int) -> TaskText:
     """Fifty turns of small talk, in five of which the user tells something; that is asked for."""
-    facts = dict(zip(_TOLD_AT, draw_facts(rng, len(_TOLD_AT)), strict=True))
+    return _talk(rng, _TOLD_AT, small_talk)
+
+
+def early(source: WordSource, rng: Random, n: int, length: int) -> TaskText:
+    """The same, told in the first ten turns; in the others the user says n words of the text."""
+    words = Random(rng.random())  # of its own: n must not change what else is said
+    return _talk(rng, _TOLD_EARLY, lambda rng: (f"{' '.join(source.sample(words, n))}.", small_talk(rng)[1]))
+
+
+def _talk(rng: Random, told_at: Sequence[int], other: Callable[[Random], tuple[str, str]]) -> TaskText:
+    """Turns of a user and an assistant, and questions for what the user told in some of them."""
+    facts = dict(zip(told_at, draw_facts(rng, len(told_at)), strict=True))
     turns = [
-        (facts[i].told(rng), "I will remember that.") if i in facts else small_talk(rng)
-        for i in range(_N_TURNS)
+        (facts[i].told(rng), "I will remember that.") if i in facts else other(rng) for i in range(_N_TURNS)
     ]
     text = "\n".join(f"User: {said}\nAssistant: {answer}" for said, answer in turns)
     probes = []
@@ -174,7 +184,7 @@ def chat(source: WordSource, rng: Random, n: int, length: int) -> TaskText:
 
 TASKS: dict[str, Build] = {
     each.__name__: each
-    for each in (niah_single_1, niah_multikey_2, niah_multikey_3, vt, cwe, fwe, erase, chat)
+    for each in (niah_single_1, niah_multikey_2, niah_multikey_3, vt, cwe, fwe, erase, chat, early)
 }
 _FIXED = ("chat",)  # which have as many pieces as they have
 

@@ -57,7 +57,7 @@ def test_as_long_as_it_may_be(name: str, length: int) -> None:
     text = made(name, "1", length)
     assert words(text) <= length
     if name != "chat":
-        longest = {"erase": 60, "cwe": 40, "fwe": 20}.get(name, 25)  # words of a piece
+        longest = {"erase": 60, "cwe": 40, "fwe": 20, "early": 45}.get(name, 25)  # words of a piece
         assert words(text) > length - longest
     assert text == made(name, "1", length) != made(name, "2", length)
 
@@ -160,12 +160,13 @@ def test_erase(seed: str) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_chat(seed: str) -> None:
+@pytest.mark.parametrize(("name", "told_at"), [("chat", (4, 14, 24, 34, 44)), ("early", (1, 3, 5, 7, 9))])
+def test_chat(seed: str, name: str, told_at: tuple[int, ...]) -> None:
     """Fifty turns; each fact is told once, in its turn, and asked for behind them."""
-    text = made("chat", seed, 2000)
+    text = made(name, seed, 2000)
     turns = text.text.split("\nUser: ")
     assert len(turns) == 50 and len(text.probes) == 5
-    for turn, probe in zip((4, 14, 24, 34, 44), text.probes, strict=True):
+    for turn, probe in zip(told_at, text.probes, strict=True):
         (value,) = probe.answers
         assert value in turns[turn]
         question, begun = probe.question.removeprefix("\nUser: ").split("\nAssistant: ")
