@@ -2,11 +2,14 @@
 
     make real
     python benchmarks/edits.py                # minutes: SmolLM2-135M
+    python benchmarks/edits.py --turns 40 --result 2000
+    python benchmarks/edits.py --turns 40 --result 2000 --model stories260K.gguf      # the same counts sooner
 
 One conversation over HTTP on loopback; each server gets the same prompts, one after the other. Each turn
 brings the result of a tool; of the results the last --keep stay, and each older one becomes a short note. A
-table tells, over all turns but the first, how many prompt tokens were decoded, and the milliseconds to the
-first token.
+table tells, over all turns but the first, how many prompt tokens were decoded, which share that is of
+llama-server's least, how many of those that stay from one prompt to the next were decoded again, and the
+milliseconds to the first token. Counts depend on the tokenizer and on nothing else of a model.
 """
 
 from __future__ import annotations
@@ -29,11 +32,8 @@ SERVER = ROOT.parent / "shared" / "rivals" / "bin" / "llama-server"
 SAME_ANSWER = 4  # tokens; every server is told the same, so that the prompts are the same
 
 
-def prompts(model: kvg.Model, text: Path, args: argparse.Namespace) -> Iterator[list[int]]:
+def prompts(ids: list[int], cleared: list[int], args: argparse.Namespace) -> Iterator[list[int]]:
     """Of each turn. What the agent says is text, too, so that it doesn't depend on who answered."""
-    tokenizer = model.tokenizer
-    ids = tokenizer.encode(text.read_text(encoding="utf-8"))
-    cleared = tokenizer.encode("\n[cleared]\n", add_special=False)
     size = args.result + args.say
     pieces = [ids[200 + i * size : 200 + (i + 1) * size] for i in range(args.turns)]
     for turn in range(args.turns):
@@ -42,6 +42,14 @@ def prompts(model: kvg.Model, text: Path, args: argparse.Namespace) -> Iterator[
             said, result = piece[: args.say], piece[args.say :]
             prompt = [*prompt, *said, *(result if i > turn - args.keep else cleared)]
         yield prompt
+
+
+def n_staying(texts: list[list[int]], args: argparse.Namespace, n_cleared: int) -> int:
+    """Tokens of prompts that the prompts before them had, too; the first prompt has none."""
+    n_new = args.say + args.result
+    return sum(
+        len(text) - n_new - (n_cleared if turn >= args.keep else 0) for turn, text in enumerate(texts) if turn
+    )
 
 
 def converse(client: Client, texts: list[list[int]]) -> dict[str, Any]:
@@ -57,13 +65,15 @@ def converse(client: Client, texts: list[list[int]]) -> dict[str, Any]:
     return {"decoded": n_decoded, "first_ms": round(1e3 * statistics.median(firsts), 1)}
 
 
-def servers(args: argparse.Namespace, n_ctx: int) -> Iterator[tuple[str, list[str]]]:
+def servers(args: argparse.Namespace, arch: str, n_ctx: int) -> Iterator[tuple[str, list[str]]]:
     options = ["-m", str(args.model), "-c", str(n_ctx), "-np", "1", "-t", str(args.threads)]
+    options += ["--override-kv", f"{arch}.context_length=int:{n_ctx}"]  # or a small model's prompts don't fit
     ours = [sys.executable, "-m", "pykvgraph", "serve", *options]
     yield "pykvgraph exact", ours
     yield "pykvgraph approximate", [*ours, "--cache-edit", "approximate"]
     yield "llama-server", [str(args.server), *options]
-    yield "llama-server --cache-reuse 64", [str(args.server), *options, "--cache-reuse", "64"]
+    for n in ("64", "256"):
+        yield f"llama-server --cache-reuse {n}", [str(args.server), *options, "--cache-reuse", n]
 
 
 def main() -> None:
@@ -82,15 +92,27 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=ROOT / "build" / "edits.json", help="what was measured")
     args = parser.parse_args()
     with kvg.Model(args.model, device="cpu") as model:
-        texts = list(prompts(model, args.text, args))
+        tokenizer = model.tokenizer
+        ids = tokenizer.encode(args.text.read_text(encoding="utf-8"))
+        while len(ids) < 200 + args.turns * (args.result + args.say):
+            ids += ids
+        cleared = tokenizer.encode("\n[cleared]\n", add_special=False)
+        texts = list(prompts(ids, cleared, args))
         n_ctx = -(-2 * max(map(len, texts)) // 256) * 256
         n_prompt = sum(map(len, texts[1:]))
-        report: dict[str, Any] = {"machine": machine(), "prompt_tokens": n_prompt}
-        print(f"{n_prompt} prompt tokens\n{'server':<32}{'decoded':>9}{'first ms':>10}")
-        for name, command in servers(args, n_ctx):
+        n_stay = n_staying(texts, args, len(cleared))
+        report: dict[str, Any] = {"machine": machine(), "prompt_tokens": n_prompt, "staying_tokens": n_stay}
+        report |= {"model": args.model.name, "turns": args.turns, "result": args.result, "keep": args.keep}
+        print(f"{n_prompt} prompt tokens, {n_stay} of which the prompt before had, too")
+        print(f"{'server':<32}{'decoded':>9}{'again':>8}{'first ms':>10}")
+        for name, command in servers(args, model.arch, n_ctx):
             with args.json.with_suffix(".log").open("ab") as log, started(command, log) as port:
-                found = report[name] = converse(Client(port, model.tokenizer), texts)
-            print(f"{name:<32}{found['decoded']:>9}{found['first_ms']:>10}", flush=True)
+                found = report[name] = converse(Client(port, tokenizer), texts)
+            found["again"] = round((found["decoded"] - (n_prompt - n_stay)) / n_stay, 4)
+            print(f"{name:<32}{found['decoded']:>9}{found['again']:>8.1%}{found['first_ms']:>10}", flush=True)
+    least = min(each["decoded"] for name, each in report.items() if name.startswith("llama-server"))
+    share = report["pykvgraph approximate"]["decoded"] / least
+    print(f"approximate decodes {share:.2f} of llama-server's least")
     args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from pykvgraph.context.common_length import common_length
 from pykvgraph.context.context_shift import can_move
 from pykvgraph.engine.earlier_texts import EarlierText, EarlierTexts
-from pykvgraph.engine.moved_parts import Part, anew_of, move, n_copied, parts_of
+from pykvgraph.engine.moved_parts import Part, anew_of, move, n_copied, n_exact_of, parts_of
 from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.running_set import RunningSet
 from pykvgraph.errors import CacheFullError, KVGraphError
@@ -45,10 +45,7 @@ class Edit(NamedTuple):
     @property
     def n_exact(self) -> int:
         """How many tokens at the beginning are exact once those of `anew` are decoded."""
-        n = self.n_had
-        for at in self.anew:
-            n += at == n
-        return n
+        return n_exact_of(self.n_had, self.anew)
 
 
 class Edits:

@@ -56,6 +56,13 @@ def anew_of(parts: Sequence[Part], repair: int) -> list[int]:
     return anew
 
 
+def n_exact_of(n_had: int, anew: Sequence[int]) -> int:
+    """How many tokens at the beginning are exact once those of `anew` are decoded. n_had: that are before."""
+    for at in anew:
+        n_had += at == n_had
+    return n_had
+
+
 def move(kv: KVCache, seq: int, parts: Sequence[Part]) -> None:
     """A sequence that has the old text gets the parts of the new one, each at its new positions.
 

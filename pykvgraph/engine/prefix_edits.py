@@ -9,12 +9,14 @@ from typing import NamedTuple
 import numpy as np
 
 from pykvgraph.checks import integer_rows
+from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context
+from pykvgraph.engine.moved_parts import Part, anew_of, move, n_exact_of
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.model.adapter import Active
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import PrefixIndex
-from pykvgraph.sequence import edits
+from pykvgraph.sequence.edits import REPAIR
 
 
 class TokenSpan(NamedTuple):
@@ -49,16 +51,19 @@ def checked_spans(spans: Sequence[tuple[int, int]], n: int) -> list[TokenSpan]:
     return found
 
 
-def without(ids: array[int], spans: Sequence[TokenSpan]) -> array[int]:
-    """The tokens that are left. spans: in their order."""
-    left = ids[:]
-    for begin, end in reversed(spans):
-        del left[begin:end]
-    return left
+def parts_left(spans: Sequence[TokenSpan], n: int) -> list[Part]:
+    """What is left of a text's first n tokens. spans: in their order."""
+    begins, ends = [0, *(span.end for span in spans)], [*(span.begin for span in spans), n]
+    parts, new = list[Part](), 0
+    for begin, end in zip(begins, ends, strict=True):
+        if (n_left := min(end, n) - begin) > 0:
+            parts.append(Part(begin, new, n_left))
+            new += n_left
+    return parts
 
 
 def salt_without(
-    salt: bytes, ids: Sequence[int], spans: Sequence[tuple[int, int]], repair: int = edits.REPAIR
+    salt: bytes, ids: Sequence[int], spans: Sequence[tuple[int, int]], repair: int = REPAIR
 ) -> bytes:
     """A salt for what Engine.edit_prefix() leaves of a text under `salt`: other edits have others.
 
@@ -92,39 +97,35 @@ class PrefixEdit:
         self._active = active
 
     def run(self, index: PrefixIndex, seq: int, salt: bytes) -> EditedPrefix:
-        """With an empty sequence. Raises what Sequence.remove() and repair() raise."""
-        left = without(self._ids, self._spans)
+        """With an empty sequence. Raises what moved_parts.move() and Context.decode() raise."""
+        left = array("i")
+        for part in parts_left(self._spans, len(self._ids)):
+            left += self._ids[part.old : part.old + part.n]
         found = index.find(self._ids, len(self._ids), salt)
-        spans = [TokenSpan(begin, min(end, found.n)) for begin, end in self._spans if begin < found.n]
-        if not spans:  # what is left in the cells is the beginning, as it was
-            return EditedPrefix(list(left), found.n, found.n)
-        n_moved = found.n - spans[0].end
+        parts = parts_left(self._spans, found.n)
+        n = sum(part.n for part in parts)
+        if n == 0 or parts == [Part(0, 0, n)]:  # what is left in the cells is the beginning, as it was
+            return EditedPrefix(list(left), n, n)
+        n_had = parts[0].n if parts[0].old == 0 else 0
+        anew = anew_of(parts, self._repair)
         last = index.attach(found, seq)
         try:
-            index.make_room(n_moved + min(self._repair * len(spans), n_moved))
-            n, n_exact = self._edit(seq, spans, found.n)
-            if n:
-                if n_exact == n:
-                    index.keep(left, n, seq, salt)
-                else:
-                    index.keep(left, n, seq, self._into, min(n_exact, last.root.n_exact))
+            index.make_room(n - n_had + len(anew))
+            move(self._ctx.kv, seq, parts)
+            self._decode(left, anew, seq)
+            n_exact = n_exact_of(n_had, anew)
+            if n_exact == n:
+                index.keep(left, n, seq, salt)
+            else:
+                index.keep(left, n, seq, self._into, min(n_exact, last.root.n_exact))
         finally:
             index.unpin(last)
         return EditedPrefix(list(left), n, n_exact)
 
-    def _edit(self, seq: int, spans: list[TokenSpan], n: int) -> tuple[int, int]:
-        """How many tokens are left in the sequence, and how many of these are exact."""
-        self._ctx.set_adapters(self._active)
-        text = edits.Sequence(self._ctx, seq)
-        text.record(self._ids[:n])
-        n_gone = 0
-        for begin, end in reversed(spans):
-            text.remove(begin, end, 0)
-        seams = []
-        for begin, end in spans:
-            at = begin - n_gone
-            n_gone += end - begin
-            seams.append((at, min(at + self._repair, len(text))))
-        text.repair(seams)
-        n_exact = text.approximate_from
-        return len(text), len(text) if n_exact is None else n_exact
+    def _decode(self, left: array[int], anew: list[int], seq: int) -> None:
+        batch = Batch()
+        for at in anew:
+            batch.add(left[at], at, (seq,))
+        if anew:
+            self._ctx.set_adapters(self._active)
+            self._ctx.decode(batch, repair=True)
