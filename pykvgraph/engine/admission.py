@@ -110,7 +110,7 @@ class Admission:
         self._least = least
         self._n_pinned = n_pinned
         self.reading: Reading | None = None
-        self._n_batch = ctx.n_batch
+        self._n_batch, self._n_ubatch = ctx.n_batch, ctx.n_ubatch
         groups = [(number, group) for number, group in enumerate(ctx.kv.groups) if group.kind != "state"]
         all_positions = [number for number, group in groups if ctx.swa_full or group.kind == "full"]
         small = [
@@ -153,10 +153,14 @@ class Admission:
 
         To look at who has which cells takes some milliseconds for a large cache.
         """
+        most = self._most_cells(texts)
+        return all(most <= self._room(group) for group in self._groups)
+
+    def _most_cells(self, texts: Sequence[RequestSequence]) -> int:
+        """What these may become, if they share nothing."""
         most = sum(each.most_cells for each in texts) + sum(len(each.ids) for each in self._read)
         # who shifts copies what others see
-        most += sum(each.most_cells for each in texts if each.window is not None)
-        return all(most <= self._room(group) for group in self._groups)
+        return most + sum(each.most_cells for each in texts if each.window is not None)
 
     def _room(self, group: _Group) -> int:
         """Cells that texts may have; of layers with a window nothing is pinned."""
@@ -170,6 +174,14 @@ class Admission:
         text that is n tokens ahead has n cells more in each step than it would have, and ends n steps sooner.
         """
         room = _UNBOUNDED
+        most = self._most_cells(running)
+        if all(most <= self._room(group) for group in self._groups):
+            whole = (group for group in self._groups if not group.window)
+            least = min(
+                (speculation_limit(group.n_cells, share) - most - n_tokens for group in whole), default=0
+            )
+            if least >= self._n_ubatch:  # more drafts than a step takes, whoever sees which cells
+                return least
         todo = [each.n_todo for each in running]
         for group in self._groups:
             seen, growths = self._seen(group, running), self._growths(group, running, todo)

@@ -15,6 +15,7 @@ from support.models import N_VOCAB
 from support.soak import F32
 
 import pykvgraph as kvg
+from pykvgraph.engine.admission import Admission
 from pykvgraph.engine.speculation import gate
 
 SPECS = [
@@ -68,6 +69,39 @@ def test_tokens_are_those_without_drafts(
         )  # texts are preempted, and come back
         assert found == without
         assert stats.drafted > 0
+
+
+@pytest.mark.parametrize("n_ctx", [160, 640])
+def test_room_for_drafts_is_told_without_a_look_at_all_cells(
+    architecture: Callable[[ArchSpec], Path], eager: None, monkeypatch: pytest.MonkeyPatch, n_ctx: int
+) -> None:
+    """In a cache with ample room, and as a look would tell; a small one is looked at."""
+    real, look = Admission.room_for_drafts, Admission._seen
+    n_looks: list[int] = []
+
+    def seen(*arguments: Any) -> Any:
+        n_looks[-1] += 1
+        return look(*arguments)
+
+    def room(admission: Admission, *arguments: Any) -> int:
+        n_looks.append(0)
+        found, most = real(admission, *arguments), admission._n_ubatch
+        monkeypatch.setattr(admission, "_n_ubatch", 1 << 30)
+        n_looks.append(0)
+        looked = real(admission, *arguments)
+        assert n_looks.pop() == 1
+        monkeypatch.setattr(admission, "_n_ubatch", most)
+        assert min(found, most) == min(looked, most)
+        return found
+
+    monkeypatch.setattr(Admission, "_seen", seen)
+    n_looks.append(0)  # of what admits texts
+    monkeypatch.setattr(Admission, "room_for_drafts", room)
+    with kvg.Model(architecture(SPECS[1]), device=where.device, draft_heads=True) as model:
+        said(model, n_ctx=n_ctx, overcommit=n_ctx == 160)
+    n_steps = len(n_looks) - 1
+    assert n_steps > 20
+    assert n_looks[1:].count(0) == (n_steps if n_ctx == 640 else 0)
 
 
 def test_a_head_that_fails_costs_nobody_anything(
