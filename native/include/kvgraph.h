@@ -638,7 +638,7 @@ typedef struct kvg_kv_composite {
 /* groups: one for each group without a window, in their order, all with the same positions and the same n_kept. The lowest n_kept of the cells
    stay, all at the last of the positions; the sequence leaves the others, and in groups with a window the other positions. K is rotated to
    the cells' positions before, also of cells that wait. All rows of such a cell move alike from then on. KVG_UNSUPPORTED for a model that
-   tells distances by cells' positions (ALiBi). When the device fails while rows are written, K and V can't be used until kvg_kv_clear. */
+   tells distances by cells' positions (ALiBi), and where rows age. When the device fails while rows are written, K and V can't be used until kvg_kv_clear. */
 KVG_API kvg_status kvg_kv_compose(kvg_context * context, int64_t seq, const kvg_kv_composite * groups, int64_t n_groups);
 
 /* A snapshot of a group's cells. pos (n_cells); seq (n_cells, n): a bit for each sequence, in n = (n_seq_max + 63) / 64 words; shift

@@ -35,8 +35,8 @@ def compose(handle: Handle, seq: int, compositions: Sequence[Composition]) -> No
     saved or removed together, and all their rows move alike. K is rotated to the cells' positions before.
 
     Raises InvalidArgumentError for others, and UnsupportedError for a model that tells distances by cells'
-    positions (ALiBi), with nothing changed; DeviceError when the device fails, and after it the cache must be
-    cleared, as update() says.
+    positions (ALiBi) and where rows age (type_k="f16:q4_0@1024"), with nothing changed; DeviceError when the
+    device fails, and after it the cache must be cleared, as update() says.
     """
     given = [(group, np.ascontiguousarray(c), np.ascontiguousarray(r)) for group, c, r in compositions]
     structs = (KvgKvComposite * len(given))(

@@ -68,6 +68,7 @@ template <class F> void each_run_before_last(const std::vector<int32_t> & positi
 } // namespace
 
 void transfer::compose(int64_t seq, const kvg_kv_composite * groups, int64_t n_groups) {
+    cache_.require_one_type("composite cells");
     const auto s = static_cast<uint32_t>(bounded("seq", seq, 0, int64_t{cache_.n_seq_max()} - 1));
     std::vector<composition> all;
     for (size_t g = 0; g < cache_.groups().size(); ++g) {

@@ -466,3 +466,14 @@ def test_distances_by_positions_are_refused(architecture: Callable[[ArchSpec], P
             text.forget(N_GONE, composite=True)
         assert positions(ctx) == list(range(N))
         assert text.approximate_from is None
+
+
+def test_rows_that_age_are_refused(model_file: Callable[[ModelSpec], Path]) -> None:
+    """Rows of two types can't be gathered head by head."""
+    options = {**OPTIONS, "n_ctx": 512, "type_k": "f16:q8_0@256", "type_v": "f16:q8_0@256"}
+    with kvg.Model(model_file(EVEN_BLOCKS), device="cpu") as model, open_context(model, **options) as ctx:
+        text = text_of(ctx, random_ids(400, N_VOCAB))
+        with pytest.raises(kvg.UnsupportedError, match="composite cells: rows of one type"):
+            text.forget(N_GONE, composite=True)
+        assert positions(ctx) == list(range(400))
+        assert text.approximate_from is None
