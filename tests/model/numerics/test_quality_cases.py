@@ -15,7 +15,7 @@ from support.referee import Referee
 
 import pykvgraph as kvg
 from pykvgraph.demos.quality import N_NEXT, CaseResult, Quality
-from pykvgraph.demos.quality_cases import APART, FULL, TEXT, Passage, parse_case
+from pykvgraph.demos.quality_cases import APART, FULL, TEXT, ForgottenText, Passage, parse_case
 from pykvgraph.errors import InvalidArgumentError
 
 PAGE = (Path(__file__).parents[3] / "docs" / "glossary.md").read_text(encoding="utf-8")
@@ -151,6 +151,11 @@ def test_parsed() -> None:
     assert parse_case("link 2x3 repair=0").way.n_extra() == 1
     assert parse_case("edit 20:50").way.n_extra() == parse_case("edit 20:50 repair=8").way.n_extra() == 30
     assert parse_case("ctk q8_0 forget window 0.5").policy == "ctk q8_0 forget window"
+    composite = parse_case("forget keydiff cells=80 composite")
+    assert (composite.policy, composite.way) == (
+        "forget keydiff composite",
+        ForgottenText("keydiff", None, 80, True),
+    )
     assert parse_case("edit 20:50 repair=70").way.n_extra() == parse_case("link 2x99 repair=70").way.n_extra()
 
 
@@ -172,6 +177,7 @@ def test_parsed() -> None:
         *("shift keep=1 discard=0", "shift keep=-1 discard=2", "self-extend", "self-extend 0", "edit 5"),
         *("edit 5:5", "edit 7:3", "edit -1:3", "link 0x3", "link 3x0", "link 3", "edit 1:999999999999"),
         *("forget", "forget keydiff", "forget keydiff 1.5", "forget lru 0.5", "forget window cells=68"),
+        *("forget window 0.5 composite", "forget keydiff 0.5 composites", "forget keydiff composite"),
     ],
 )
 def test_what_is_no_case(text: str) -> None:
