@@ -135,6 +135,33 @@ TEST_CASE("heads of K and V may be of any width, each its own") {
     }
 }
 
+TEST_CASE("rows of two types in two places: fresh ones, and from a chunk's first cell on old ones") {
+    std::mt19937 random(12);
+    const attention_sizes s = {64, 64, 4, 2, 20, 3 * ATTEND_CHUNK + 30};
+    for (const ggml_type type : {GGML_TYPE_Q4_0, GGML_TYPE_Q8_0}) {
+        for (const uint32_t n_fresh : {0u, ATTEND_CHUNK, 2 * ATTEND_CHUNK}) {
+            attention_problem p(s, GGML_TYPE_F16, 0.5, random);
+            const rows_of_type old_k(type, s.head_dim_k, s, random);
+            const rows_of_type old_v(type, s.head_dim_v, s, random);
+            const auto first = static_cast<std::ptrdiff_t>(size_t{n_fresh} * s.n_head_kv * s.head_dim_k);
+            std::copy(old_k.values.begin() + first, old_k.values.end(), p.k.values.begin() + first);
+            std::copy(old_v.values.begin() + first, old_v.values.end(), p.v.values.begin() + first);
+            const std::vector<double> expected = naive_attention(p);
+            for_each_kernel([&](const cpu_kernels & kernel) {
+                for (const uint32_t n_ranges : {1u, 2u}) {
+                    std::vector<float> out(p.out_floats());
+                    attend_job job = job_of(p, n_ranges, out);
+                    job.old_k = old_k.rows();
+                    job.old_v = old_v.rows();
+                    job.n_fresh = n_fresh;
+                    run(kernel, job);
+                    CHECK(worst(out, expected) < 2e-5);
+                }
+            });
+        }
+    }
+}
+
 TEST_CASE("shares: what each cell gets of the attention, whatever the shape and type") {
     const std::pair<attention_sizes, uint32_t> shapes[] = {
         {{64, 64, 16, 4, 1, 1000}, 2}, {{64, 64, 4, 4, 3, 129}, 1}, {{128, 128, 7, 1, 2, 300}, 3}, {{12, 12, 3, 1, 1, 256}, 2},

@@ -178,11 +178,11 @@ attend_job attend_op::job_of(const ggml_tensor * dst) const {
     job.n_head_kv = static_cast<uint32_t>(k->ne[1]);
     job.n_tokens = static_cast<uint32_t>(q->ne[2]);
     job.n_kv = span_.n;
-    if (old_k_) {
-        const int64_t begin = int64_t{span_.begin} - n_fresh_;
-        job.old_k = whole_rows_of(old_k_, begin, job.head_dim_k);
-        job.old_v = whole_rows_of(old_v_, begin, job.head_dim_v);
-        job.n_fresh = n_fresh_ > span_.begin ? n_fresh_ - span_.begin : 0;
+    if (old_.k) {
+        const int64_t begin = int64_t{span_.begin} - old_.n_fresh;
+        job.old_k = whole_rows_of(old_.k, begin, job.head_dim_k);
+        job.old_v = whole_rows_of(old_.v, begin, job.head_dim_v);
+        job.n_fresh = old_.n_fresh > span_.begin ? old_.n_fresh - span_.begin : 0;
     }
     job.n_ranges = count_ranges(job.n_kv, job.n_tokens, job.n_head_kv);
     job.waiting = waiting_;

@@ -8,7 +8,7 @@
 #include <ggml-cpp.h>
 
 #include "cpu/kernel.h"
-#include "memory/kv_group.h"
+#include "memory/cells.h"
 #include "model/layer_spec.h"
 
 namespace kvg {
@@ -44,16 +44,20 @@ private:
     std::vector<float> shares_; // of each block of observed tokens and KV head, for each cell of the span
 };
 
+// Rows of cells from n_fresh on, in a group whose rows age; k nullptr: in another group. No graph has them, as none writes there.
+struct old_rows {
+    const ggml_tensor * k = nullptr;
+    const ggml_tensor * v = nullptr;
+    uint32_t n_fresh = 0;
+};
+
 // A layer's attention. It must live as long as the graphs that it makes nodes of.
 class attend_op {
 public:
-    // span: what a computation attends to in the layer's group, set anew for each, so that a text that grows doesn't need a new graph.
-    // group: the layer's; owner: the layer whose K and V it reads
-    attend_op(const layer_spec & layer, const cell_span & span, const kv_group & group, uint32_t owner,
-              attend_workspace & workspace)
-        : span_(span), old_k_(group.old_k(owner)), old_v_(group.old_v(owner)), n_fresh_(group.n_fresh()), workspace_(workspace),
-          kernel_(kernels_for_heads(layer.head_dim_k, layer.head_dim_v).attend), scale_(layer.scale), soft_cap_(layer.soft_cap),
-          n_head_kv_(layer.n_head_kv) {}
+    // span: what a computation attends to in the layer's group, set anew for each, so that a text that grows doesn't need a new graph
+    attend_op(const layer_spec & layer, const cell_span & span, attend_workspace & workspace, const old_rows & old = {})
+        : span_(span), old_(old), workspace_(workspace), kernel_(kernels_for_heads(layer.head_dim_k, layer.head_dim_v).attend),
+          scale_(layer.scale), soft_cap_(layer.soft_cap), n_head_kv_(layer.n_head_kv) {}
 
     // q: F32 (head_dim_k, n_head, n_tokens); k, v: (their head_dim, n_head_kv, n_kv); mask: F16 (n_kv, n_tokens), of which the first
     // span.n * n_tokens are (span.n, n_tokens), 0 or -infinity; sinks: F32 (n_head), or nullptr.
@@ -80,9 +84,7 @@ private:
     void add_peaks(const float * peaks, size_t n, uint32_t head_kv);
 
     const cell_span & span_;
-    const ggml_tensor * old_k_; // of cells from n_fresh_ on; nullptr where rows don't age. No graph has them: none writes there
-    const ggml_tensor * old_v_;
-    uint32_t n_fresh_;
+    old_rows old_;
     attend_rotations waiting_ = {};
     attend_workspace & workspace_;
     const attend_kernel & kernel_;

@@ -147,9 +147,11 @@ void decoder::choose_attentions(int32_t flash_attn, int max_threads) {
         if (kind != attention_kind::attend) {
             cache_.require_one_type("attention by ggml, which a device, flash_attn and biases of distance (ALiBi) want");
         }
+        const kv_group & group = cache_.group_of(il);
+        const uint32_t owner = cache_.owner_of(il);
+        const old_rows old = {group.old_k(owner), group.old_v(owner), group.n_fresh()};
         attend_op * op = kind == attention_kind::attend
-                             ? &ops_.emplace_back(layers[il], spans_[layers[il].group], cache_.group_of(il),
-                                                  cache_.owner_of(il), *workspace_)
+                             ? &ops_.emplace_back(layers[il], spans_[layers[il].group], *workspace_, old)
                              : nullptr;
         attentions_.push_back({kind, op, layers[il].scale, layers[il].soft_cap, layers[il].max_bias});
     }

@@ -122,6 +122,39 @@ def test_the_oldest_go_first(model: kvg.Model) -> None:
         hold.release()
 
 
+def test_what_ages_is_rotated_first(model: kvg.Model) -> None:
+    """To where it stands, pending shifts too, and without dither, which the old type would take for another."""
+    ids = random_ids(40, N_VOCAB, 8)
+    with open_context(model, **AGING, hadamard=False) as ctx:
+        decode(ctx, run_of(ids))
+        for _ in range(3):
+            ctx.kv.seq_add(0, 0, -1, 9)
+            assert ctx.kv.update().shifted_cells == 40
+        assert (ctx.kv.cells().dither[:40] > 1).all()
+        ctx.kv.seq_add(0, 47, -1, 3)
+        decode(ctx, run_of(random_ids(F, N_VOCAB, 9), 70))
+        cells = ctx.kv.cells()
+        old = np.flatnonzero((cells.pos >= 0) & (np.arange(N_CTX) >= F))
+        assert (cells.dither[old] <= 1).all() and (cells.shift[old] == 0).all()
+        places = [(27 + i + (3 if i >= 20 else 0), token) for i, token in enumerate(ids)]
+        row = {int(cells.pos[i]): i for i in old}
+        found = ctx.kv.read_k(0)[[row[pos] for pos, _ in places]].reshape(40, -1)
+        expected = aged(_keys(places).astype(np.float32).reshape(40, -1), "q4_0")
+        assert nmse(found, expected) <= 1e-3  # some values round the other way
+
+
+def test_an_engine(model: kvg.Model) -> None:
+    """Texts that come and go, and share a beginning, as with one type."""
+    shared = random_ids(150, N_VOCAB, 10)
+    with kvg.Engine(model, **AGING, n_seq_max=2) as engine:
+        wanted = kvg.SamplingParams(max_tokens=20, temperature=0.0)
+        requests = [engine.submit(shared + random_ids(30, N_VOCAB, i), wanted) for i in range(4)]
+        done = [request.result() for request in requests]
+        assert all(each.tokens for each in done)
+        assert any(each.n_cached >= 128 for each in done)
+        assert engine.context.kv.groups[0].n_fresh == F
+
+
 def test_all_that_is_empty_can_be_taken(model: kvg.Model) -> None:
     """A batch finds room until every cell is used, and then none; nothing is lost on the way."""
     ids = random_ids(N_CTX + 1, N_VOCAB, 6)
