@@ -37,7 +37,9 @@ class NaiveAging:
         self.weights = {name: tensor.astype(np.float64) for name, tensor in random_tensors(spec).items()}
         self.mix = walsh(spec.k_dim) if mixes else np.eye(spec.k_dim)
         # of each layer K, then V: (n, n_head_kv, k_dim), mixed
-        self.rows = [[np.zeros((0, spec.n_head_kv, spec.k_dim))] * 2 for _ in range(spec.n_layer)]
+        self.rows: list[list[Floats]] = [
+            [np.zeros((0, spec.n_head_kv, spec.k_dim))] * 2 for _ in range(spec.n_layer)
+        ]
 
     def age(self) -> None:
         """All rows so far."""

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +21,9 @@ import pykvgraph as kvg
 
 SPEC = ModelSpec(n_layer=2, n_embd=64, n_head=2, n_head_kv=1, seed=11)  # heads of 32
 F, N_CTX = 128, 512
-AGING = {"n_ctx": N_CTX, "type_k": f"f16:q4_0@{F}", "type_v": f"f16:q4_0@{F}"}
+AGING: dict[str, Any] = {"n_ctx": N_CTX, "type_k": f"f16:q4_0@{F}", "type_v": f"f16:q4_0@{F}"}
 PLAIN = {"n_ctx": N_CTX, "n_batch": F}
-AGING_256 = {"n_ctx": N_CTX, "type_k": "f16:q4_0@256", "type_v": "f16:q4_0@256"}
+AGING_256: dict[str, Any] = {"n_ctx": N_CTX, "type_k": "f16:q4_0@256", "type_v": "f16:q4_0@256"}
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +62,9 @@ def test_logits_behind_what_has_aged(model: kvg.Model, old: str, mixes: bool) ->
         model, n_ctx=N_CTX, type_k=f"f16:{old}@{F}", type_v=f"f16:{old}@{F}", hadamard=mixes
     ) as ctx:
         prompt = decode(ctx, run_of(ids[:F]))[-1]
-        assert nmse(prompt, naive.decode(ids[:F])) <= 1e-6
+        assert nmse(prompt, naive.decode(ids[:F]).astype(np.float32)) <= 1e-6
         naive.age()
-        expected = naive.decode(ids[F:])
+        expected = naive.decode(ids[F:]).astype(np.float32)
         found = decode(ctx, [Token(ids[F], F)])[0]
         assert (ctx.kv.cells().pos[:F] >= 0).sum() == 1
         assert nmse(found, expected) <= 1e-6
@@ -123,7 +124,7 @@ def test_the_oldest_go_first(model: kvg.Model) -> None:
 
 
 def test_what_ages_is_rotated_first(model: kvg.Model) -> None:
-    """To where it stands, pending shifts too, and without dither, which the old type would take for another."""
+    """To where it stands, pending shifts too, and without dither: the old type would take it for another."""
     ids = random_ids(40, N_VOCAB, 8)
     with open_context(model, **AGING, hadamard=False) as ctx:
         decode(ctx, run_of(ids))

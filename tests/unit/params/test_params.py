@@ -19,7 +19,8 @@ from pykvgraph.context.context import Context
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.model.model import Model
 from pykvgraph.params.biases import Biases
-from pykvgraph.params.params import CACHE_TYPES, ContextParams, ModelParams, SamplingParams, ThoughtLimit
+from pykvgraph.params.cache_type import CACHE_TYPES
+from pykvgraph.params.params import ContextParams, ModelParams, SamplingParams, ThoughtLimit
 from pykvgraph.plan.memory import plan_memory
 from pykvgraph.sampling.sampler import Sampler
 from pykvgraph.sequence.decode_loop import generate
