@@ -285,6 +285,12 @@ _OF_ANSWERS: list[Adder] = [
         show_default="off",
         help="In idle time, keep this share of prefixes that many begin with, for cache_compressed.",
     ),
+    option(
+        "--prepare-turns/--no-prepare-turns",
+        default=True,
+        help="While nobody waits, decode what the next turn of a chat begins with, if its template drops "
+        "thoughts.",
+    ),
     _count(
         ("--cache-pins",),
         "Cells that requests may keep for a time (cache_control, prompt_cache_retention); 0: none.",

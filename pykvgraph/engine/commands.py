@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from pykvgraph.engine.prepared_text import Preparation
 from pykvgraph.engine.reading import Reading
 from pykvgraph.engine.readings import Readings
 from pykvgraph.engine.request import Request
@@ -37,8 +38,22 @@ class Submit(Command):
         self.sequence = sequence
 
     def run(self, running_set: RunningSet, readings: Readings) -> None:
-        """It waits to run."""
+        """It waits to run. What was to be prepared of it is decoded with it."""
+        running_set.forget_preparations(self.sequence)
         running_set.scheduler.arrive(self.sequence)
+
+
+class Prepare(Command):
+    """A text is to be decoded while nobody waits."""
+
+    def __init__(self, preparation: Preparation) -> None:
+        super().__init__()
+        self._preparation = preparation
+
+    def run(self, running_set: RunningSet, readings: Readings) -> None:
+        """It is prepared behind the others; of too many, the first is forgotten."""
+        if self._preparation not in running_set.to_prepare:
+            running_set.to_prepare.append(self._preparation)
 
 
 class Cancel(Command):
@@ -133,9 +148,9 @@ class CommandQueue:
         return not (self.new or self._for_cells)
 
     @property
-    def wants_cells(self) -> bool:
-        """Whether anybody waits for more than to look."""
-        return bool(self._for_cells) or any(not isinstance(each, Look) for each in tuple(self.new))
+    def has_work(self) -> bool:
+        """Whether somebody wants what only the one who takes the steps can do; to look is not."""
+        return any(not isinstance(each, Look | Prepare) for each in tuple(self.new)) or bool(self._for_cells)
 
     @property
     def n_sequences(self) -> int:

@@ -11,6 +11,7 @@ from pykvgraph.context.common_length import common_length
 from pykvgraph.context.context_shift import can_move
 from pykvgraph.engine.earlier_texts import EarlierText, EarlierTexts
 from pykvgraph.engine.moved_parts import Part, anew_of, move, n_copied, n_exact_of, parts_of
+from pykvgraph.engine.prepared_text import PreparedText
 from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.running_set import RunningSet
 from pykvgraph.errors import CacheFullError, KVGraphError
@@ -95,7 +96,7 @@ class Edits:
         try:
             # the sequence sees the cells, and so they stay
             index.unpin(index.attach(Found(edit.match, stop, None), seq))
-            self._make_room(seq, edit.parts)
+            self._make_room(sequence, edit.parts)
             move(kv, seq, edit.parts)
         except (KVGraphError, MemoryError):
             kv.seq_rm(seq, -1, -1)
@@ -105,12 +106,14 @@ class Edits:
         sequence.last = index.begin(edit.salt, edit.n_exact)
         return True
 
-    def _make_room(self, seq: int, parts: Sequence[Part]) -> None:
+    def _make_room(self, sequence: RequestSequence, parts: Sequence[Part]) -> None:
         """For copies. What the index gives up of the earlier text itself need not be copied any more."""
-        index, kv = self._running_set.index, self._running_set.kv
-        while (n_lacking := n_copied(kv, seq, parts) - kv.n_free) > 0:
+        running_set, kv = self._running_set, self._running_set.kv
+        while (n_lacking := n_copied(kv, sequence.seq, parts) - kv.n_free) > 0:
+            if running_set.give_up_old(sequence):
+                continue
             for _ in range(-(-n_lacking // block.N_TOKENS)):
-                if not index.evict():
+                if isinstance(sequence, PreparedText) or not running_set.index.evict():
                     raise CacheFullError("other texts have the cells")
 
     def _candidates(self, sequence: RequestSequence) -> list[EarlierText]:

@@ -16,7 +16,7 @@ from pykvgraph.context.context import Context
 from pykvgraph.context.context_shift import can_move
 from pykvgraph.context.pooling import Pooling
 from pykvgraph.engine import embedding, ranking
-from pykvgraph.engine.commands import Park, Submit
+from pykvgraph.engine.commands import Park, Prepare, Submit
 from pykvgraph.engine.compressed import N_KEPT
 from pykvgraph.engine.context_window import Window
 from pykvgraph.engine.loop import Loop, close_loop
@@ -29,6 +29,7 @@ from pykvgraph.engine.new_text import (
     terms_of,
 )
 from pykvgraph.engine.prefix_edits import EditedPrefix, PrefixEdit, checked_spans
+from pykvgraph.engine.prepared_text import Preparation
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.sizes import MemoryBudget, sizes_for
 from pykvgraph.engine.speculation.drafters import draft_model_of, drafter_of, kind_of
@@ -268,6 +269,38 @@ class Engine(NotCopied):
         else:
             self._loop.give(Submit(sequence))
         return request
+
+    def prepare(
+        self,
+        prompt: str | Integers,
+        *,
+        instead_of: Integers = (),
+        salt: str | bytes = b"",
+        adapters: Iterable[tuple[Adapter, float]] | None = None,
+        edit: Literal["exact", "approximate"] = "exact",
+        session: str = "",
+    ) -> None:
+        """Decodes what a prompt to come will begin with, while nobody waits; returns at once.
+
+        From any thread. It is decoded in parts, alone, and stops within one of them when a request or
+        anything else comes; it goes on when the engine is idle again. No cells go for it but those of
+        instead_of, the text in whose place it comes: those behind what both begin with. Where
+        there is no room, or the cache has lost what both begin with, nothing is done. The last n_seq_max of
+        such texts are remembered. Other arguments: as in submit().
+
+        Raises InvalidArgumentError as submit() does, and without prefix_cache; CacheFullError for more tokens
+        than there are cells; UnsupportedError for text when the model has no tokenizer, and for an encoder.
+        """
+        self.model._require_logits()
+        if not self._loop.stepper.shares:
+            raise InvalidArgumentError("prepare: nothing is cached without prefix_cache")
+        ids = array("i", self._ids_of(prompt).tobytes())
+        if len(ids) > self.context.n_ctx:
+            raise CacheFullError(f"the text has {len(ids)} tokens, and there are {self.context.n_ctx} cells")
+        old = array("i", integers(instead_of, "instead_of", 0, self.model.n_vocab - 1).tobytes())
+        terms = terms_of(salt, session, edit)
+        active, salt = self._under(adapters, salt)
+        self._loop.give(Prepare(Preparation(ids, old, salt, active, terms)))
 
     def take_record(self, record: Record) -> None:
         """Puts a record that another engine's `copies` got into the tiers in memory; from any thread.

@@ -11,6 +11,7 @@ from pykvgraph.engine.compressed import CompressedPrefixes, Kept
 from pykvgraph.engine.earlier_texts import EarlierTexts
 from pykvgraph.engine.edits import Edit, Edits
 from pykvgraph.engine.fetches import Fetches
+from pykvgraph.engine.prepared_text import PreparedText
 from pykvgraph.engine.readings import Readings
 from pykvgraph.engine.request_sequence import Plan, RequestSequence
 from pykvgraph.engine.running_set import RunningSet
@@ -88,6 +89,25 @@ class Entry:
             while not self._enter(sequence, self._find(sequence)) and index.give_up_pin():
                 pass
 
+    def prepare(self, text: PreparedText) -> bool:
+        """It runs, where nobody else does, behind what the cells have of it; False: it need not, or can't.
+
+        It can't where they have lost more than what it has for itself: others needed them.
+        """
+        scheduler = self._scheduler
+        text.is_old_under(self._edits.salts(text))
+        found = self._find(text)
+        if self._running_set.index.find(text.ids, len(text.ids), text.salt).n == len(text.ids):
+            return False
+        scheduler.wait(text)
+        if not self._enter(text, found):
+            scheduler.waiting.remove(text)
+            return False
+        if text.n_todo > len(text.ids) - text.n_common + EVERY:
+            self._running_set.leave(text)
+            return False
+        return True
+
     def take_fetched(self) -> None:
         """Texts go on behind what has come from outside the cells; else with what the cells have."""
         if self._fetches is None:
@@ -118,7 +138,9 @@ class Entry:
 
     def _plan(self, sequence: RequestSequence, found: Found) -> Plan | None:
         """What is worth loading, where the cells have that of it."""
-        if self._fetches is None or sequence.salt != sequence.exact_salt:  # tiers have exact tokens
+        if self._fetches is None or isinstance(sequence, PreparedText):
+            return None
+        if sequence.salt != sequence.exact_salt:  # tiers have exact tokens
             return None
         return self._fetches.plan(sequence.ids, sequence.salt, found)
 
@@ -198,11 +220,12 @@ class Entry:
             if self._running_set.shares:
                 sequence.use = use_of(sequence, self._texts, plan, edit, n_exact=n_exact, known=known)
             sequence.enter(n, max(known - n, 0))
-            self._counts["prompt_tokens"] += sequence.n_prompt
-            self._counts["prefix_hit_tokens"] += sequence.n_cached
-            self._counts["edited_tokens"] += sequence.use.edited
-            self._counts["decoded_again"] += sequence.n_again
-        if self._compressed is not None:
+            if not isinstance(sequence, PreparedText):
+                self._counts["prompt_tokens"] += sequence.n_prompt
+                self._counts["prefix_hit_tokens"] += sequence.n_cached
+                self._counts["edited_tokens"] += sequence.use.edited
+                self._counts["decoded_again"] += sequence.n_again
+        if self._compressed is not None and not isinstance(sequence, PreparedText):
             self._compressed.note(sequence)
         if self._running_set.shares:
             self._tell_others(sequence, n_exact)

@@ -8,15 +8,16 @@ from typing import Literal, TypeAlias
 
 from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context, LastOutput
+from pykvgraph.engine.prepared_text import PreparedText
 from pykvgraph.engine.running_set import RunningSet
 from pykvgraph.engine.scheduler import Chunk
-from pykvgraph.errors import KVGraphError
+from pykvgraph.errors import CacheFullError, KVGraphError
 
 Decoded: TypeAlias = "tuple[Chunk, list[LastOutput]]"
 
 
 class ModelRun:
-    """Decodes chunks together. counts: gets the number of tokens as "decoded"."""
+    """Decodes chunks together. counts: gets the number of tokens as "decoded", and as "prepared"."""
 
     def __init__(self, ctx: Context, running_set: RunningSet, counts: Counter[str]) -> None:
         self._ctx = ctx
@@ -39,7 +40,8 @@ class ModelRun:
             outputs = self._running_set.index.with_points_room(
                 lambda: self._decode(chunks),
                 sum(chunk.n for chunk in chunks),
-                only_spare=any(chunk.draft for chunk in chunks),  # others go when the drafts have gone
+                # others go when the drafts have gone; for a text that nobody waits for, none does
+                only_spare=any(chunk.draft or _is_prepared(chunk) for chunk in chunks),
             )
         except (KVGraphError, MemoryError) as error:
             if any(chunk.draft for chunk in chunks):
@@ -48,6 +50,8 @@ class ModelRun:
                 half = len(chunks) // 2
                 yield from self.run(chunks[:half])
                 yield from self.run(chunks[half:])
+            elif isinstance(error, CacheFullError) and self._running_set.give_up_old(chunks[0].sequence):
+                yield from self.run(chunks)
             else:
                 self._running_set.fail(chunks[0].sequence, error)
                 self._running_set.start_over_if_broken()
@@ -67,6 +71,7 @@ class ModelRun:
         self._ctx.set_adapters(chunks[0].sequence.adapters)
         rows = iter(self._ctx.decode_rows(batch, repair=any(chunk.sequence.anew for chunk in chunks)))
         self._counts["decoded"] += len(batch)
+        self._counts["prepared"] += sum(chunk.n for chunk in chunks if _is_prepared(chunk))
         for chunk in chunks:
             chunk.sequence.n_beyond = len(chunk.draft)
         return [[next(rows) for _ in range(chunk.n_outputs)] for chunk in chunks]
@@ -85,3 +90,7 @@ class ModelRun:
             for run in runs:
                 output: Literal["last", False] = "last" if ends and run == runs[-1] else False
                 self._batch.extend(sequence.ids[slice(*run)], run[0], (sequence.seq,), output)
+
+
+def _is_prepared(chunk: Chunk) -> bool:
+    return isinstance(chunk.sequence, PreparedText)

@@ -8,6 +8,7 @@ from collections import Counter
 
 from pykvgraph.context.context import LastOutput
 from pykvgraph.engine.model_run import Decoded
+from pykvgraph.engine.prepared_text import PreparedText
 from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.running_set import RunningSet
 from pykvgraph.engine.scheduler import Chunk
@@ -63,7 +64,11 @@ class Postprocess:
         if not self._running_set.shares:
             return
         self._running_set.keep(sequence, to_end=to_end)
-        if self._running_set.needs_points and sequence.n_shareable == sequence.n_decoded:
+        is_prepared = isinstance(sequence, PreparedText)  # for it, no point of others goes
+        wants_points = self._running_set.needs_points and not (
+            is_prepared and self._running_set.is_full_of_points
+        )
+        if wants_points and sequence.n_shareable == sequence.n_decoded:
             block_points = self._running_set.block_points
             if block_points.are_kept:
                 block_points.add(sequence, begin, self._running_set.index)
@@ -75,7 +80,11 @@ class Postprocess:
             ):
                 assert sequence.last is not None
                 self._running_set.index.add_point(
-                    sequence.last, sequence.ids, sequence.n_decoded, sequence.seq, is_spare=not is_kept
+                    sequence.last,
+                    sequence.ids,
+                    sequence.n_decoded,
+                    sequence.seq,
+                    is_spare=is_prepared or not is_kept,
                 )
         self._running_set.pin(sequence)
         self._running_set.copy(sequence, to_end)

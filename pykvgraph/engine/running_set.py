@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 
 from pykvgraph.context.context import Context
 from pykvgraph.engine.block_points import BlockPoints
 from pykvgraph.engine.own_rows import OwnRows
+from pykvgraph.engine.prepared_text import Preparation, PreparedText
 from pykvgraph.engine.request_sequence import RequestSequence, SampleOwner
 from pykvgraph.engine.scheduler import Scheduler
 from pykvgraph.errors import DeviceError, KVGraphError
@@ -27,7 +29,8 @@ class RunningSet:
 
     shares: whether the index keeps anything. needs_points: whether it keeps resume points, as layers with a
     window, or with states, go on from these only. block_points: what makes those at the ends of blocks.
-    n_pinned: cells that may be pinned for a time.
+    n_pinned: cells that may be pinned for a time. to_prepare: texts that are decoded when nobody waits; the
+    last n_seq_max of them.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class RunningSet:
         self.needs_points = n_points > 0
         self.block_points = BlockPoints(ctx)
         n_spare = self.block_points.most if self.block_points.are_kept else 0
+        self._most_points = n_points + n_spare
         # cells that are no part of the index, and are wanted longer than its own ones
         self.gives_up: Callable[[], bool] = bool
         self.index = PrefixIndex(
@@ -48,6 +52,7 @@ class RunningSet:
         self.kept: dict[
             RequestSequence, None
         ] = {}  # with their own rows in cells, and no sequence; the oldest first
+        self.to_prepare: deque[Preparation] = deque(maxlen=ctx.n_seq_max)
         self.n_preempted = 0
         self.context = ctx
 
@@ -101,10 +106,39 @@ class RunningSet:
         if sequence.last is not None and self.shares:
             self.keep(sequence, to_end=True)
             if self.needs_points and is_cut and 0 < sequence.n_decoded == sequence.n_shareable:
-                self.index.add_point(sequence.last, sequence.ids, sequence.n_decoded, sequence.seq)
+                self._add_last_point(sequence)
             self.copy(sequence, to_end=True)
         self.release(sequence)
         self.scheduler.leave(sequence)
+
+    @property
+    def is_full_of_points(self) -> bool:
+        """Whether a new resume point takes the place of another one."""
+        return self.index.n_points >= self._most_points
+
+    def _add_last_point(self, sequence: RequestSequence) -> None:
+        """Where the text ends; of one that is prepared in an empty place, or that of its old text."""
+        is_spare = False
+        if isinstance(sequence, PreparedText):
+            if self.is_full_of_points:
+                self.give_up_old(sequence)
+            is_spare = self.is_full_of_points or sequence.n_decoded < sequence.n_prompt
+        assert sequence.last is not None
+        self.index.add_point(sequence.last, sequence.ids, sequence.n_decoded, sequence.seq, is_spare=is_spare)
+
+    def give_up_old(self, sequence: RequestSequence) -> bool:
+        """Of a text that is prepared, the old one loses what it has for itself; False: there is nothing."""
+        if not isinstance(sequence, PreparedText):
+            return False
+        salts, sequence.old_salts = sequence.old_salts, ()
+        return sum(self.index.forget(sequence.old, salt, sequence.n_common) for salt in salts) > 0
+
+    def forget_preparations(self, sequence: RequestSequence) -> None:
+        """Those that a text begins with which is decoded now."""
+        ids, salt = sequence.ids, sequence.exact_salt
+        left = [each for each in self.to_prepare if not each.begins(ids, salt)]
+        self.to_prepare.clear()
+        self.to_prepare.extend(left)
 
     def release(self, sequence: RequestSequence) -> None:
         """Its sequence is empty; what others don't need of its cells, the index has alone."""

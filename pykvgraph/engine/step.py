@@ -14,7 +14,10 @@ from pykvgraph.engine.entry import Entry
 from pykvgraph.engine.fetches import Fetches
 from pykvgraph.engine.model_run import ModelRun
 from pykvgraph.engine.postprocess import Postprocess
+from pykvgraph.engine.preparations import Preparations
+from pykvgraph.engine.prepared_text import PreparedText
 from pykvgraph.engine.readings import Readings
+from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.running_set import RunningSet
 from pykvgraph.engine.scheduler import Chunk
 from pykvgraph.engine.speculation.speculation import Speculation
@@ -91,11 +94,17 @@ class Stepper:
             counts=counts,
             compressed=self._compressed,
         )
+        self._preparations = Preparations(running_set, self._entry)
         self._model_run = ModelRun(ctx, running_set, counts)
         self._postprocess = Postprocess(running_set, speculation, counts)
         self._speculation = speculation
         self._is_broken = False
         self.commands = CommandQueue()
+
+    @property
+    def shares(self) -> bool:
+        """Whether the index keeps anything."""
+        return self._running_set.shares
 
     @property
     def _index(self) -> PrefixIndex:
@@ -104,22 +113,26 @@ class Stepper:
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to do, not even what idle time is for."""
-        is_done = self.commands.is_empty and not self._is_asked
+        is_done = self.commands.is_empty and self._nobody_waits and self._preparations.is_empty
         return is_done and not (self._compressed and self._compressed.has_work)
+
+    @property
+    def _nobody_waits(self) -> bool:
+        """Whether nothing runs, and nothing is to run, but what is prepared."""
+        runs = self._scheduler.running and not self._preparations.is_running
+        return self._readings.is_empty and not (runs or self._scheduler.waiting)
 
     @property
     def _is_asked(self) -> bool:
         """Whether somebody wants more than to look."""
-        scheduler = self._scheduler
-        is_busy = scheduler.running or scheduler.waiting or not self._readings.is_empty
-        return bool(is_busy or self.commands.wants_cells)
+        return not self._nobody_waits or self.commands.has_work
 
     def stats(self) -> EngineStats:
         """Counts since the beginning, and how it is now."""
         kv, scheduler, count = self._ctx.kv, self._scheduler, self._counts
         return EngineStats(
             steps=count["steps"],
-            n_running=len(scheduler.running),
+            n_running=len(self._asked),
             n_waiting=len(scheduler.waiting) + self.commands.n_sequences,
             n_parked=len(self._running_set.parked),
             n_preempted=self._running_set.n_preempted,
@@ -138,6 +151,7 @@ class Stepper:
             drafts=count["drafts"],
             stepped_texts=count["stepped_texts"],
             n_pinned=self._index.n_pinned,
+            prepared_tokens=count["prepared"],
         )
 
     def look(self) -> EngineLook:
@@ -147,7 +161,7 @@ class Stepper:
         return EngineLook(
             seconds=now,
             stats=self.stats(),
-            running=tuple(each.look(now) for each in scheduler.running),
+            running=tuple(each.look(now) for each in self._asked),
             waiting=tuple(each.look(now) for each in scheduler.waiting.first()),
             groups=groups,
             views=tuple(kv.cells(index) for index in range(len(groups))),
@@ -158,14 +172,16 @@ class Stepper:
 
         Where nobody has asked for anything, a part of what idle time is for is done.
         """
-        if self._compressed and self._is_asked:
-            self._compressed.give_way()
+        self._make_way()
         self.commands.run(self._running_set, self._readings)
+        self._make_way()  # for who came in between
         self._read_part()
         begin = time.perf_counter()
         self._postprocess.say_late()
         self._entry.take_fetched()
         self._entry.admit()
+        if not self._is_asked:
+            self._preparations.begin()
         shift_full(self._running_set)
         self.commands.show(self.look)
         chunks = self._schedule()
@@ -178,6 +194,13 @@ class Stepper:
         for decoded in self._model_run.run(chunks):
             self._postprocess.process(decoded)
         self._learn(chunks, time.perf_counter() - begin)
+
+    def _make_way(self) -> None:
+        """What is done in idle time stops where somebody has asked; next turns come before prefixes."""
+        if self._is_asked:
+            self._preparations.make_way()
+        if self._compressed and (self._is_asked or not self._preparations.is_empty):
+            self._compressed.give_way()
 
     def end_all(self, error: BaseException | None) -> None:
         """Every request ends: cancelled, or with the error. The cache stays as it is: no step may follow."""
@@ -229,6 +252,8 @@ class Stepper:
 
     def _chosen(self) -> list[Chunk]:
         """Chunks for which there are cells; the youngest texts are preempted until there are enough."""
+        if self._preparations.is_running:
+            return self._prepared()
         while True:
             n_decoding = sum(each.decodes for each in self._scheduler.running)
             n_tokens = self._budget.n_prompt_tokens(n_decoding, self._ctx.n_batch)
@@ -242,6 +267,17 @@ class Stepper:
                 self._running_set.fail(
                     youngest, CacheFullError("the cache has too few cells for this request")
                 )
+
+    def _prepared(self) -> list[Chunk]:
+        """The next part of a text that nobody waits for yet: no more than whoever comes waits for."""
+        n_tokens = self._budget.n_prompt_tokens(1, self._ctx.n_ubatch)
+        chunks = self._scheduler.chunks(n_tokens)
+        return chunks if self._preparations.has_room(sum(chunk.n for chunk in chunks)) else []
+
+    @property
+    def _asked(self) -> list[RequestSequence]:
+        """The texts that run, of requests."""
+        return [each for each in self._scheduler.running if not isinstance(each, PreparedText)]
 
     def _with_drafts(self, chunks: list[Chunk]) -> list[Chunk]:
         """In the order in which a batch has them: those of a single token come first."""

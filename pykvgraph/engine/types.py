@@ -120,7 +120,8 @@ class EngineStats:
     more than draft_share of the cells would be in use, or others may need them. tiers: of an engine with
     Tiers. drafts: how many drafts were decoded. stepped_texts: the texts of each step, all steps together.
     n_pinned: cells that stay for a time, as requests wanted it (Pin). edited_tokens: of prefix_hit_tokens,
-    those that are approximate, as edited texts had them.
+    those that are approximate, as edited texts had them. prepared_tokens: how many of those that were decoded
+    nobody waited for (Engine.prepare).
     """
 
     steps: int
@@ -143,6 +144,7 @@ class EngineStats:
     stepped_texts: int = 0
     n_pinned: int = 0
     edited_tokens: int = 0
+    prepared_tokens: int = 0
 
 
 class PromptProgress(NamedTuple):

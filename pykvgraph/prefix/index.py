@@ -304,13 +304,13 @@ class PrefixIndex:
             for _ in range(n_tokens // block.N_TOKENS):
                 self.drop_point(only_spare=True)
 
-    def forget(self, ids: array[int], salt: bytes = b"") -> int:
-        """Gives up what it has of a text, but for what is pinned or others begin with: how many tokens."""
+    def forget(self, ids: array[int], salt: bytes = b"", begin: int = 0) -> int:
+        """Gives up what it has behind `begin`, but what is pinned or others begin with: how many tokens."""
         match = self.match(ids, salt)
         ends_here = match.child is not None and match.run == match.child.n_tokens
         n = 0
         for node in reversed([*match.path[1:], *([match.child] if match.child and ends_here else [])]):
-            if node.n_pins or node.children or node.until:
+            if node.n_pins or node.children or node.until or node.end <= begin:
                 break
             n += node.n_tokens
             self._remove(node)

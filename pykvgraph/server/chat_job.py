@@ -19,6 +19,7 @@ from pykvgraph.sampling.spelling import spelled
 from pykvgraph.sampling.token_ends import settled
 from pykvgraph.server.http.asker import Asker
 from pykvgraph.server.job import Job
+from pykvgraph.server.next_turn import NextTurn
 from pykvgraph.server.requests.chat_request import ChatRequest, chat_request_of, with_response_format
 from pykvgraph.server.requests.chat_template import ChatPrompt
 from pykvgraph.server.requests.fields import Fields
@@ -76,6 +77,10 @@ def chat_job(
     def new_output() -> ChatOutput:
         return ChatOutput(None if is_plain else parser(), begin, chat.one_call, forced.called)
 
+    is_cached = fields.flag("cache_prompt", service.settings.cache_prompt)
+    if service.settings.prepares_turns and is_cached and not asker.only_reads:
+        turn = NextTurn(service, job, chat, new_output)
+        job.then = lambda sample: service.slow_work.later(functools.partial(turn.prepare, sample))
     return ChatJob(job, new_output)
 
 

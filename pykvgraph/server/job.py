@@ -81,6 +81,8 @@ class Job:
         self._awaited = copies if only_reads else None
         is_single = len(prompts) == params.n == 1 and not any(windows)
         self.tells = tells and is_single
+        # is told of each sample that has ended, unless its prompt has others
+        self.then: Callable[[Sample], object] = lambda sample: None
         self._requests: list[Request] = []
         self.samples = [
             Sample(
@@ -128,7 +130,11 @@ class Job:
                 pins=[pin._replace(n_tokens=min(pin.n_tokens, len(prompt))) for pin in pins],
             )
 
-        self._submit = submit
+        def prepare(ids: Sequence[int], old: Sequence[int]) -> None:
+            own_salt = edited.salt_of_cells if edited else salt
+            engine.prepare(ids, instead_of=old, salt=own_salt, edit=edit, session=session, adapters=adapters)
+
+        self._submit, self.prepare = submit, prepare
         try:
             for number in range(min(self._n_prompts, max(_AHEAD, 2 * slots.n))):
                 self._requests.append(submit(number))
@@ -189,6 +195,8 @@ class Job:
             sample.finish(completion)
             self._slots.leave(sample)
             self._on_end(sample)
+        if len(samples) == 1:
+            self.then(samples[0])
 
 
 def _parts(pieces: list[Piece], n_probs: int) -> Iterator[list[Piece]]:

@@ -33,6 +33,7 @@ class Settings:
     spec_type: as --spec-type has it.
     run_token: what each request must bring, of a worker; "": nothing. first_slot: the number of its first
     slot.
+    prepares_turns: whether what the next turn of a conversation begins with is decoded while nobody waits.
     cache_edit: one of CACHE_EDITS, for a request that says nothing of it; "off": none may be approximate.
     embeddings: whether there are any. pooling: one of POOLING_NAMES; "": the file's own. embd_normalize: see
     normalized().
@@ -55,6 +56,7 @@ class Settings:
     api_keys: tuple[str, ...] = ()
     cache_prompt: bool = True
     cache_edit: str = "exact"
+    prepares_turns: bool = True
     context_shift: bool = False
     forget: str = ""
     n_keep: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import logging
 import os
 import threading
 import traceback
@@ -20,6 +21,7 @@ from pykvgraph.server.http.reply import unless_gone
 
 R = TypeVar("R")
 
+_log = logging.getLogger("pykvgraph.server")
 _VERY_LARGE = 1 << 16  # bytes of a body
 _NICENESS = 10  # of the threads: steps of the engine come first
 
@@ -73,6 +75,11 @@ class SlowWork:
                 # it has begun: whoever asked gets what it made, so that it can be undone
                 return await done
 
+    def later(self, work: Callable[[], object]) -> None:
+        """Calls work() when a thread is free; nobody waits for it."""
+        with contextlib.suppress(RuntimeError):  # the server ends
+            self._threads.submit(_told, work)
+
     async def between_very_large(self, do: Callable[[], object]) -> None:
         """Calls do() while no very large body is read."""
         async with self._for_very_large:
@@ -103,6 +110,14 @@ def _without_values(work: Callable[[], R]) -> R:
     except BaseException as error:
         forget_values(error)
         raise
+
+
+def _told(work: Callable[[], object]) -> None:
+    """As work(); nobody would hear of its exception."""
+    try:
+        work()
+    except Exception:
+        _log.exception("what was to be done later has failed")
 
 
 def _stand_back() -> None:

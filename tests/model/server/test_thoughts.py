@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from support.gguf_parts import take_apart
 from support.served import llama_server, served
+from support.thought_marks import with_marks
 
 import pykvgraph as kvg
 
@@ -32,18 +32,6 @@ BODIES: dict[str, dict[str, Any]] = {
     "mirostat": {"reasoning_budget_tokens": 9, "temperature": 1.0, "seed": 8, "mirostat": 2},
     "with penalties": {"reasoning_budget_tokens": 9, "repeat_penalty": 1.3},
 }
-
-
-def with_marks(stories: Path, path: Path) -> Path:
-    """The same model; its last two tokens are marks of thoughts."""
-    parts = take_apart(stories.read_bytes())
-    for name, values in (("tokens", [b"<think>", b"</think>"]), ("token_type", [4, 4])):
-        key = parts.find(f"tokenizer.ggml.{name}")
-        assert key is not None
-        assert isinstance(key.value, list)
-        key.value[-2:] = values
-    parts.raw().write(path)
-    return path
 
 
 @pytest.fixture(scope="module")
