@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import click
+import click.shell_completion
 from click.core import ParameterSource
 
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.interrupted import ctrl_c_raises
-from pykvgraph.params.cache_type import parse_cache_type
+from pykvgraph.params.cache_type import CACHE_TYPES, parse_cache_type
 from pykvgraph.params.params import MARGIN, ContextParams
 from pykvgraph.viz.figure import PICTURES
 
@@ -182,6 +183,12 @@ class _CacheType(click.ParamType[str]):
             return str(parse_cache_type(value, "the type"))
         except InvalidArgumentError as error:
             self.fail(str(error), param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem]:
+        """The types that begin so."""
+        return click.Choice(tuple(CACHE_TYPES), case_sensitive=False).shell_complete(ctx, param, incomplete)
 
 
 def cache_type_options(command: F) -> F:
