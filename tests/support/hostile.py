@@ -153,6 +153,13 @@ ARCHITECTURES = {
     "mpt": ArchSpec("mpt", 2, 32, 2, 2, 16, 32, fused=True, biases=True),
     "olmo": ArchSpec("olmo", 2, 32, 2, 1, 16, 32),
     "grok": ArchSpec("grok", 2, 32, 2, 1, 16, 32, n_expert=4, n_ff_shared=16),
+    "qwen35-head": ArchSpec("qwen35", 2, 32, 2, 1, 16, 32, state_heads=2, draft_head=True, draft_output=True),
+    "glm4moe-head": ArchSpec(
+        "glm4moe", 2, 32, 2, 1, 16, 32, n_expert=4, n_ff_shared=32, n_rot=8, draft_head=True
+    ),
+    "nemotron-head": ArchSpec(
+        "nemotron_h_moe", 3, 32, 2, 1, 16, 32, n_expert=4, n_ff_shared=16, state_heads=2, draft_head=True
+    ),
 }
 
 
@@ -249,10 +256,23 @@ def use_model(path: Path) -> None:
         Sampler(temperature=1.0, seed=1).sample(ctx.logits()[0])
 
 
+def use_head(path: Path) -> None:
+    """The model's own draft head."""
+    with (
+        kvg.Model(path, device="cpu", draft_heads=True) as model,
+        kvg.Context(model, n_ctx=32, n_threads=1, n_threads_batch=1) as ctx,
+    ):
+        batch = kvg.Batch()
+        batch.extend([token % model.n_vocab for token in (1, 2, 3)], 0, logits="last")
+        ctx.decode(batch)
+        assert len(ctx.draft([(0, model.n_vocab - 1, 3)])[0]) == 3
+        ctx.kv.load(ctx.kv.save())
+
+
 def use(path: Path) -> str:
-    return " ".join(
-        f"{what.__name__[4:]}:{attempt(what, path)}" for what in (use_file, use_tokenizer, use_model)
-    )
+    """A head is used where the sound file has one."""
+    uses = [use_file, use_tokenizer, use_model, *([use_head] if "-head" in path.name else [])]
+    return " ".join(f"{what.__name__[4:]}:{attempt(what, path)}" for what in uses)
 
 
 def use_adapter(path: Path) -> str:
