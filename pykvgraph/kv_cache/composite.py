@@ -28,15 +28,15 @@ class Composition(NamedTuple):
 
 
 def compose(handle: Handle, seq: int, compositions: Sequence[Composition]) -> None:
-    """Gathers the rows in n_kept of the cells, and empties the others.
+    """Gathers the rows that stay in n_kept of the cells, and empties the other cells.
 
     compositions: one for each group without a window, all with the same positions and the same n_kept. The
     cells that stay are all at the last of their positions, as one: from then on they are kept, shared, moved,
     saved or removed together, and all their rows move alike. K is rotated to the cells' positions before.
 
-    Raises InvalidArgumentError for others, and UnsupportedError for a model that tells distances by cells'
-    positions (ALiBi) and where rows age (type_k="f16:q4_0@1024"), with nothing changed; DeviceError when the
-    device fails, and after it the cache must be cleared, as update() says.
+    Raises InvalidArgumentError for other compositions, and UnsupportedError for a model that tells distances
+    by cells' positions (ALiBi) and for a cache whose rows age, with nothing changed; DeviceError when the
+    device fails: the cache must be cleared then, as update() says.
     """
     given = [(group, np.ascontiguousarray(c), np.ascontiguousarray(r)) for group, c, r in compositions]
     structs = (KvgKvComposite * len(given))(

@@ -9,18 +9,18 @@
 
 namespace kvg {
 
-namespace {
-
 // What is to become of one group, checked.
 struct composition {
-    size_t group;
+    size_t group; // index in the cache
     std::vector<uint32_t> cells;
-    std::vector<uint32_t> kept;
+    std::vector<uint32_t> kept;     // the lowest of them, which stay
     std::vector<int32_t> positions; // rising, one of each cell
-    const int32_t * from;
+    const int32_t * from;           // as in kvg_kv_composite
 };
 
-// precondition: the cells are within the group
+namespace {
+
+// Checks `in`. those: its cells. precondition: they are within the group
 composition check(const kv_group & group, size_t index, uint32_t seq, std::vector<uint32_t> those,
                   const kvg_kv_composite & in) {
     composition found = {index, std::move(those), {}, {}, in.from};
@@ -65,48 +65,63 @@ template <class F> void each_run_before_last(const std::vector<int32_t> & positi
     }
 }
 
+// Tells the cells of a group that those that stay have rows of several tokens, and that the sequence leaves the others.
+void tell(cells & cells, const composition & made, uint32_t seq, uint8_t dither) {
+    cells.compose(made.kept, seq, made.positions.back(), dither);
+    const std::set<uint32_t> kept(made.kept.begin(), made.kept.end());
+    for (const uint32_t each : made.cells) {
+        if (kept.count(each) == 0) {
+            cells.leave(each, seq);
+        }
+    }
+}
+
 } // namespace
+
+std::vector<composition> transfer::check_compositions(uint32_t seq, const kvg_kv_composite * groups, int64_t n_groups) {
+    std::vector<size_t> wanted;
+    for (size_t g = 0; g < cache_.groups().size(); ++g) {
+        if (cache_.groups()[g].spec().window == 0) {
+            wanted.push_back(g);
+        }
+    }
+    const auto n = static_cast<int64_t>(wanted.size());
+    if (n == 0) {
+        fail(KVG_UNSUPPORTED, "every layer of this model has a window or a state: there are no cells to compose");
+    }
+    bounded("n_groups", n_groups, n, n);
+    std::vector<composition> found;
+    for (const size_t g : wanted) {
+        const kv_group & group = cache_.groups()[g];
+        const kvg_kv_composite & in = groups[found.size()];
+        bounded("group", in.group, static_cast<int64_t>(g), static_cast<int64_t>(g));
+        found.push_back(check(group, g, seq, cells_of(group, in.cells, in.n_cells), in));
+        if (found.back().positions != found.front().positions || found.back().kept.size() != found.front().kept.size()) {
+            fail(KVG_INVALID_ARGUMENT, "groups differ in the positions that are given, or in n_kept");
+        }
+    }
+    return found;
+}
 
 void transfer::compose(int64_t seq, const kvg_kv_composite * groups, int64_t n_groups) {
     cache_.require_one_type("composite cells");
     const auto s = static_cast<uint32_t>(bounded("seq", seq, 0, int64_t{cache_.n_seq_max()} - 1));
-    std::vector<composition> all;
-    for (size_t g = 0; g < cache_.groups().size(); ++g) {
-        const kv_group & group = cache_.groups()[g];
-        if (group.spec().window > 0) {
-            continue;
-        }
-        bounded("n_groups", n_groups, static_cast<int64_t>(all.size()) + 1, n_groups);
-        const kvg_kv_composite & in = groups[all.size()];
-        bounded("group", in.group, static_cast<int64_t>(g), static_cast<int64_t>(g));
-        all.push_back(check(group, g, s, cells_of(group, in.cells, in.n_cells), in));
-        if (all.back().positions != all.front().positions || all.back().kept.size() != all.front().kept.size()) {
-            fail(KVG_INVALID_ARGUMENT, "groups differ in the positions that are given, or in n_kept");
-        }
-    }
-    bounded("n_groups", n_groups, std::max<int64_t>(1, static_cast<int64_t>(all.size())), static_cast<int64_t>(all.size()));
+    const std::vector<composition> all = check_compositions(s, groups, n_groups);
     std::vector<uint8_t> dithers;
     for (const composition & each : all) {
         dithers.push_back(upkeep_.settle_alike(each.group, each.cells));
     }
     for (const composition & each : all) {
-        cache_.groups()[each.group].set_broken();
+        cache_.groups()[each.group].set_broken(); // until all rows are written
     }
     for (const composition & each : all) {
         compose_rows(cache_.groups()[each.group], each.cells, each.kept, each.from);
     }
-    const std::vector<int32_t> & positions = all.front().positions;
     for (size_t i = 0; i < all.size(); ++i) {
-        cells & cells = cache_.groups()[all[i].group].cells();
-        const std::set<uint32_t> kept(all[i].kept.begin(), all[i].kept.end());
-        cells.compose(all[i].kept, s, positions.back(), dithers[i]);
-        for (const uint32_t each : all[i].cells) {
-            if (kept.count(each) == 0) {
-                cells.leave(each, s);
-            }
-        }
+        tell(cache_.groups()[all[i].group].cells(), all[i], s, dithers[i]);
     }
-    each_run_before_last(positions, [&](int32_t first, int32_t end) { cache_.seq_rm(seq, first, end); });
+    // from the groups with a window, too
+    each_run_before_last(all.front().positions, [&](int32_t first, int32_t end) { cache_.seq_rm(seq, first, end); });
     for (const composition & each : all) {
         cache_.groups()[each.group].set_whole();
     }

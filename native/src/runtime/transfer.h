@@ -11,6 +11,8 @@
 
 namespace kvg {
 
+struct composition; // runtime/compose.cpp
+
 class transfer {
 public:
     // The others must outlive it. n_threads: of the CPU
@@ -26,14 +28,15 @@ public:
     // while rows are written: then the cache is broken.
     void replace(int64_t seq, const kvg_kv_rows * groups, int64_t n_groups, const kvg_kv_checkpoint_list & checkpoints,
                  const kvg_kv_state_list & states);
-    // As kvg_kv_compose says. groups: one for each group that keeps every position. When the device fails while rows are written, the cache
-    // is broken.
+    // As kvg_kv_compose says. When the device fails while rows are written, the cache is broken.
     void compose(int64_t seq, const kvg_kv_composite * groups, int64_t n_groups);
 
 private:
     kv_group & group_at(int64_t index);
     std::vector<uint32_t> cells_of(const kv_group & group, const int32_t * cells, int64_t n_cells);
     void write(kv_group & group, const kvg_kv_rows & in, const std::vector<uint32_t> & slots);
+    // of each group without a window
+    std::vector<composition> check_compositions(uint32_t seq, const kvg_kv_composite * groups, int64_t n_groups);
     std::vector<uint32_t> check_groups(const kvg_kv_rows * groups, int64_t n_groups);
 
     kv_cache & cache_;

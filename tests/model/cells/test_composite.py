@@ -456,6 +456,18 @@ def test_latent_heads_and_states(architecture: Callable[[ArchSpec], Path], delta
                 assert np.isfinite(text.append(7).logits).all()
 
 
+def test_rows_of_two_types_are_refused(small: kvg.Model) -> None:
+    """Some of the cells have K and V in other tensors than the rest."""
+    options = {**OPTIONS, "type_k": "f32:f16@128", "type_v": "f32:f16@128"}
+    with open_context(small, **options) as ctx:
+        text = text_of(ctx)
+        assert max(cell for _, cell in cells_of(ctx)) >= 128
+        with pytest.raises(kvg.UnsupportedError, match="composite cells"):
+            text.forget(N_GONE, composite=True)
+        assert positions(ctx) == list(range(N))
+        assert text.approximate_from is None
+
+
 def test_distances_by_positions_are_refused(architecture: Callable[[ArchSpec], Path]) -> None:
     with (
         kvg.Model(architecture(ArchSpec("bloom")), device="cpu") as model,
