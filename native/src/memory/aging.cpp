@@ -47,32 +47,28 @@ uint32_t count_empty(const cells & cells, uint32_t begin, uint32_t end) {
     return n;
 }
 
-// Rows of cells where they are.
-struct row_place {
-    const kv_group & group;
-    uint32_t layer;
-    bool v;
+// K or V of a layer, in two tensors.
+struct aging_rows {
+    const ggml_tensor * fresh;
+    const ggml_tensor * old;
+    uint32_t n_fresh;
 
-    ggml_tensor * of(uint32_t cell) const {
-        const bool old = cell >= group.n_fresh();
-        return v ? (old ? group.old_v(layer) : group.v(layer)) : (old ? group.old_k(layer) : group.k(layer));
-    }
-    uint8_t * row(uint32_t cell) const {
-        const uint32_t first = cell >= group.n_fresh() ? group.n_fresh() : 0;
-        const ggml_tensor * rows = of(cell);
-        return static_cast<uint8_t *>(rows->data) + (cell - first) * rows->nb[1];
+    const ggml_tensor * tensor_of(uint32_t cell) const { return cell < n_fresh ? fresh : old; }
+    uint8_t * row_of(uint32_t cell) const {
+        const ggml_tensor * rows = tensor_of(cell);
+        return static_cast<uint8_t *>(rows->data) + (cell < n_fresh ? cell : cell - n_fresh) * rows->nb[1];
     }
 };
 
-// One tensor's rows: all are read before any is written.
-void move_rows_of(const row_place & place, const std::vector<cell_move> & moves, uint32_t width) {
+// All rows are read before any is written. width: values of a row
+void move_rows_of(const aging_rows & rows, const std::vector<cell_move> & moves, uint32_t width) {
     const row_kernel & kernel = kernels_here()[0]->rows;
     std::vector<std::vector<uint8_t>> read;
-    std::vector<float> x((width + 15) / 16 * 16);
+    std::vector<float> x(attend_padded(width));
     for (const cell_move & m : moves) {
-        const uint8_t * from = place.row(m.src);
-        const ggml_type type = place.of(m.src)->type;
-        const ggml_tensor * to = place.of(m.dst);
+        const uint8_t * from = rows.row_of(m.src);
+        const ggml_type type = rows.tensor_of(m.src)->type;
+        const ggml_tensor * to = rows.tensor_of(m.dst);
         if (type == to->type) {
             read.emplace_back(from, from + to->nb[1]);
         } else {
@@ -81,7 +77,7 @@ void move_rows_of(const row_place & place, const std::vector<cell_move> & moves,
         }
     }
     for (size_t i = 0; i < moves.size(); ++i) {
-        std::memcpy(place.row(moves[i].dst), read[i].data(), read[i].size());
+        std::memcpy(rows.row_of(moves[i].dst), read[i].data(), read[i].size());
     }
 }
 
@@ -113,9 +109,8 @@ std::vector<uint32_t> find_copies(const cells & cells, const std::vector<uint32_
     const std::vector<uint32_t> old = empty_cells(cells, n_fresh, cells.size(), n - static_cast<uint32_t>(fresh.size()));
     if (fresh.size() + old.size() < n) {
         fail(KVG_CACHE_FULL,
-             "%s needs %zu cells for copies of what has aged, and %zu of %u are empty; make room (kv.seq_rm, a ContextShift), "
-             "or "
-             "use a larger n_ctx",
+             "%s needs %zu cells for copies of what has aged, and %zu of %u are empty; make room (kv.seq_rm, a "
+             "ContextShift), or use a larger n_ctx",
              what, n - fresh.size(), old.size(), cells.size() - n_fresh);
     }
     std::vector<uint32_t> out;
@@ -134,8 +129,8 @@ uint32_t count_holes(const cells & cells) {
 
 void move_rows(kv_group & group, const std::vector<cell_move> & moves) {
     for (const uint32_t layer : group.layers()) {
-        move_rows_of({group, layer, false}, moves, group.spec().k_width());
-        move_rows_of({group, layer, true}, moves, group.spec().v_width());
+        move_rows_of({group.k(layer), group.old_k(layer), group.n_fresh()}, moves, group.spec().k_width());
+        move_rows_of({group.v(layer), group.old_v(layer), group.n_fresh()}, moves, group.spec().v_width());
     }
 }
 

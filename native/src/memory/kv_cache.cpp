@@ -124,9 +124,8 @@ bool kv_cache::ages() const {
 void kv_cache::require_one_type(const char * what) const {
     if (ages()) {
         fail(KVG_UNSUPPORTED,
-             "%s: rows of one type are wanted, and those of this cache have two, by their age; open the context with one type "
-             "for "
-             "K and one for V, as in type_k=\"f16\"",
+             "%s: rows of one type are wanted, and those of this cache have two, by their age; open the context with one "
+             "type for K and one for V, as in type_k=\"f16\"",
              what);
     }
 }

@@ -204,7 +204,8 @@ void kv_group::zero_rows(const kv_part & part, uint32_t n) {
 }
 
 // What is left in empty cells is multiplied by 0 whenever a span goes over them, and 0 times infinity is NaN: one overflow would
-// outlive clear(). Only rows that were written since the last one are zeroed, which costs less than writing them did.
+// outlive clear(). Only rows that were written since the last one are zeroed, which costs less than writing them did. Where rows age, all
+// are zeroed: cells() doesn't tell which old rows were written.
 void kv_group::clear(bool data) {
     const uint32_t n_touched = cells_.n_touched();
     const bool all = data || broken_ || ages();

@@ -78,8 +78,9 @@ public:
     uint64_t v_row_bytes() const { return ggml_row_size(types_.v, spec_.v_width()); }
     uint64_t old_k_row_bytes() const { return ggml_row_size(types_.last_k(), spec_.k_width()); }
     uint64_t old_v_row_bytes() const { return ggml_row_size(types_.last_v(), spec_.v_width()); }
-    // bytes of one cell, a fresh one where rows age: K and V of all layers of the group
+    // bytes of one cell: K and V of all layers of the group. Where rows age, of a fresh cell, and of an old one
     uint64_t cell_bytes() const { return spec_.layers.size() * (k_row_bytes() + v_row_bytes()); }
+    uint64_t old_cell_bytes() const { return spec_.layers.size() * (old_k_row_bytes() + old_v_row_bytes()); }
     // bytes of all rows
     uint64_t bytes() const;
     // Whether rows age: cells before n_fresh() have them in k() and v(), the others in old_k() and old_v().
@@ -101,8 +102,8 @@ public:
     // The same for cells from n_fresh() on; nullptr where rows don't age
     ggml_tensor * old_k(uint32_t layer) const { return ages() ? old_k_[place_of(layer)] : nullptr; }
     ggml_tensor * old_v(uint32_t layer) const { return ages() ? old_v_[place_of(layer)] : nullptr; }
-    // A view of cells [begin, begin + n), of fresh ones only where rows age, by heads: (head_dim, n_head_kv, n). rows: K or V of a layer, or a graph node that writes to it.
-    // Only these two functions know the layout.
+    // A view of cells [begin, begin + n), of fresh ones only where rows age, by heads: (head_dim, n_head_kv, n). rows: K or V of a layer, or
+    // a graph node that writes to it. Only these two functions know the layout.
     ggml_tensor * k_heads(ggml_context * ctx, ggml_tensor * rows, uint32_t begin, uint32_t n) const;
     // rows: K, where V is a part of it
     ggml_tensor * v_heads(ggml_context * ctx, ggml_tensor * rows, uint32_t begin, uint32_t n) const;

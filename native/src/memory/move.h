@@ -18,7 +18,7 @@ bool can_keep_on(ggml_backend_dev_t device, const group_spec & spec, const cache
 // On error(KVG_DEVICE) some moves may be complete; none is half done.
 void run_fill(kv_group & group, const std::vector<cell_move> & moves);
 
-// Carries out plan_aging's moves. precondition: no K-shift of these cells is pending, and none has a dither (settle_aging)
+// Carries out plan_aging's moves. precondition: no K-shift of these cells is pending, and none has a dither (settle_plain)
 void run_aging(kv_group & group, const std::vector<cell_move> & moves);
 
 // Carries out plan_sort's steps of at most 2 * sort_ranks(group) moves; the cells follow each step.

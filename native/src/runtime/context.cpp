@@ -133,15 +133,14 @@ cache_types types_of(const kvg_context_params & params, const hparams & h) {
     }
     if (params.n_batch > params.n_fresh && params.n_fresh < params.n_ctx) {
         fail(KVG_INVALID_ARGUMENT,
-             "rows age after %u tokens, and a batch of up to %lld wants that many fresh cells at once; use a smaller n_batch, "
-             "or "
-             "let them age later",
+             "rows age after %u tokens, and a batch of up to %lld wants that many fresh cells at once; use a smaller "
+             "n_batch, or let them age later",
              types.n_fresh, static_cast<long long>(params.n_batch));
     }
     const auto has_latent = [](const layer_spec & layer) { return layer.v_in_k() > 0; };
     if (h.n_draft_heads > 0 || std::any_of(h.layers.begin(), h.layers.end(), has_latent)) {
         fail(KVG_UNSUPPORTED,
-             "rows that age are not there for a model with %s; use one type for K and one for V, as in type_k=\"f16\"",
+             "rows can't age in the cache of a model with %s; use one type for K and one for V, as in type_k=\"f16\"",
              h.n_draft_heads > 0 ? "a draft head" : "latent K (MLA)");
     }
     return types;

@@ -40,10 +40,10 @@ std::vector<cell_span> spans_of(const kv_group & group) {
                         : std::vector<cell_span>{{0, n_fresh}, {n_fresh, group.cells().size() - n_fresh}};
 }
 
-// Returns the number of cells moved.
-uint32_t compact(kv_group & group, int32_t policy) {
-    size_t n_moved = 0;
-    for (const cell_span & among : policy < 0 ? std::vector<cell_span>() : spans_of(group)) {
+// Adds the cells that it moves to the stats.
+void compact(kv_group & group, int32_t policy, kvg_update_stats & stats) {
+    for (const cell_span & among : spans_of(group)) {
+        size_t n_moved = 0;
         if (policy == KVG_DEFRAG_SORT) {
             const auto steps = plan_sort(group.cells(), sort_ranks(group), among);
             run_sort(group, steps);
@@ -53,10 +53,11 @@ uint32_t compact(kv_group & group, int32_t policy) {
         } else if (policy == KVG_DEFRAG_FILL) {
             const std::vector<cell_move> moves = plan_fill(group.cells(), among);
             run_fill(group, moves);
-            n_moved += moves.size();
+            n_moved = moves.size();
         }
+        stats.moved_cells += static_cast<int64_t>(n_moved);
+        stats.moved_bytes += static_cast<int64_t>(n_moved * (among.begin > 0 ? group.old_cell_bytes() : group.cell_bytes()));
     }
-    return static_cast<uint32_t>(n_moved);
 }
 
 // How many cells a group needs for copies, and from which sequence none may be taken for them.
@@ -243,14 +244,12 @@ attend_rotations upkeep::waiting(uint32_t layer) {
 // policies: of each group
 void upkeep::compact_all(const std::vector<int32_t> & policies, kvg_update_stats & stats) {
     for (size_t g = 0; g < groups_.size(); ++g) {
-        kv_group & group = cache_.groups()[g];
-        const uint32_t n_moved = compact(group, policies[g]);
-        stats.moved_cells += n_moved;
-        stats.moved_bytes += static_cast<int64_t>(n_moved * group.cell_bytes());
+        compact(cache_.groups()[g], policies[g], stats);
     }
 }
 
-// K of those that are going to be converted gets rid of what its type alone knows.
+// Before rows of fresh cells move to old ones, K is rotated to the cells' positions, without dither: the number of a dither is about the
+// type that K was rounded to.
 void upkeep::make_plain(size_t g, const std::vector<cell_move> & moves) {
     const uint32_t n_fresh = cache_.groups()[g].n_fresh();
     std::vector<uint32_t> aging;
@@ -259,34 +258,31 @@ void upkeep::make_plain(size_t g, const std::vector<cell_move> & moves) {
             aging.push_back(m.src);
         }
     }
-    groups_[g].shift.run(n_threads_, settle_aging(cache_.groups()[g].cells(), aging));
+    groups_[g].shift.run(n_threads_, settle_plain(cache_.groups()[g].cells(), aging));
 }
 
-// So that n fresh cells are empty in every group whose rows age. Empty: none has to.
-std::vector<std::vector<cell_move>> upkeep::plan_aging_of_all(uint32_t n) const {
-    std::vector<std::vector<cell_move>> moves(groups_.size());
-    bool any = false;
+// In every group whose rows age, until n fresh cells are empty.
+void upkeep::age_all(uint32_t n, kvg_update_stats & stats) {
+    bool have_aged = false;
     for (size_t g = 0; g < groups_.size(); ++g) {
-        const kv_group & group = cache_.groups()[g];
-        moves[g] = group.ages() ? plan_aging(group.cells(), n) : std::vector<cell_move>();
-        any = any || !moves[g].empty();
-    }
-    return any ? moves : std::vector<std::vector<cell_move>>();
-}
-
-// moves: of each group
-void upkeep::age_all(const std::vector<std::vector<cell_move>> & moves, kvg_update_stats & stats) {
-    for (size_t g = 0; g < moves.size(); ++g) {
-        if (!moves[g].empty()) {
-            kv_group & group = cache_.groups()[g];
-            make_plain(g, moves[g]);
-            for (const cell_move & m : moves[g]) {
-                group.cells().touch(m.dst);
-            }
-            run_aging(group, moves[g]);
-            groups_[g].settled = NOT_SETTLED; // which cells may wait depends on where they lie
-            stats.aged_cells += static_cast<int64_t>(moves[g].size());
+        kv_group & group = cache_.groups()[g];
+        const std::vector<cell_move> moves = group.ages() ? plan_aging(group.cells(), n) : std::vector<cell_move>();
+        if (moves.empty()) {
+            continue;
         }
+        const stopwatch timed(cache_, stats);
+        make_plain(g, moves);
+        for (const cell_move & m : moves) {
+            group.cells().touch(m.dst);
+        }
+        run_aging(group, moves);
+        groups_[g].settled = NOT_SETTLED;
+        stats.aged_cells += static_cast<int64_t>(moves.size());
+        have_aged = true;
+    }
+    if (have_aged) {
+        const stopwatch timed(cache_, stats);
+        settle_all(stats); // which cells may wait depends on where they lie
     }
 }
 
@@ -309,12 +305,7 @@ void upkeep::flush(const std::vector<int32_t> & policies, uint32_t n_tokens, kvg
         compact_all(policies, stats);
         settle_all(stats); // which cells may wait depends on where they lie
     }
-    std::vector<std::vector<cell_move>> aging = plan_aging_of_all(n_tokens);
-    if (!aging.empty()) {
-        const stopwatch timed(cache_, stats);
-        age_all(aging, stats);
-        settle_all(stats);
-    }
+    age_all(n_tokens, stats);
     stats.waiting_cells = 0;
     for (const kv_group & group : cache_.groups()) {
         stats.waiting_cells += group.cells().n_shifted();
@@ -351,7 +342,8 @@ uint8_t upkeep::settle_alike(size_t group, const std::vector<uint32_t> & those) 
         groups_[group].shift.run(n_threads_, list);
         flushed_.shifted_cells += static_cast<int64_t>(list.rows.size());
     }
-    uint8_t dither = 0; // of K as it was written; what was rotated once has none either
+    uint8_t dither =
+        0; // K as it was written may stand beside K that was rotated once: neither has a dither, and 1 is true of both
     for (const uint32_t i : those) {
         dither = std::max(dither, cache_.groups()[group].cells().dither(i));
     }

@@ -40,7 +40,7 @@ public:
     void before_decode(uint32_t n_tokens);
     // K-shift only: cells are not moved.
     void before_read();
-    // The same for these cells of a group, of which none waits then, and K of all carries one dither, which it returns.
+    // The same, and after it none of these cells of a group waits, and K of all of them carries one dither, which is returned.
     uint8_t settle_alike(size_t group, const std::vector<uint32_t> & cells);
     // what before_decode() and before_read() did since the last call of take_stats()
     kvg_update_stats take_stats();
@@ -78,8 +78,7 @@ private:
     void compact_all(const std::vector<int32_t> & policies, kvg_update_stats & stats);
     bool is_pending(const std::vector<int32_t> & policies) const;
     void make_plain(size_t group, const std::vector<cell_move> & moves);
-    std::vector<std::vector<cell_move>> plan_aging_of_all(uint32_t n) const;
-    void age_all(const std::vector<std::vector<cell_move>> & moves, kvg_update_stats & stats);
+    void age_all(uint32_t n, kvg_update_stats & stats);
     void flush(const std::vector<int32_t> & policies, uint32_t n_tokens, kvg_update_stats & stats);
 
     kv_cache & cache_;

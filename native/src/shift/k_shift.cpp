@@ -48,7 +48,7 @@ void k_shift::run(int n_threads, const rotation_list & list) {
     }
 }
 
-// Where rows age: fresh ones, and then old ones.
+// Of a group whose rows age: fresh ones, and then old ones.
 void k_shift::rotate_by_type(int n_threads, const rotation_list & list) {
     unfinished_rows rows(group_);
     for (const bool old : {false, true}) {
@@ -58,8 +58,11 @@ void k_shift::rotate_by_type(int n_threads, const rotation_list & list) {
                 part.rows.push_back({row.row - (old ? group_.n_fresh() : 0), row.index});
             }
         }
+        if (part.rows.empty()) {
+            continue;
+        }
         row_rotator rotator(group_, layers_, part, old ? group_.types().old_k : group_.types().k, n_threads);
-        for (const uint32_t il : part.rows.empty() ? std::vector<uint32_t>() : group_.layers()) {
+        for (const uint32_t il : group_.layers()) {
             const ggml_tensor * k = old ? group_.old_k(il) : group_.k(il);
             rotator.rotate(il, static_cast<uint8_t *>(k->data), k->nb[1]);
         }

@@ -13,6 +13,8 @@ namespace kvg {
 
 namespace {
 
+constexpr uint8_t ROTATED_ONCE = 1; // K has no dither after its first rotation, as it had none (0) when it was written
+
 using shift_in_chunk = std::pair<int32_t, uint32_t>;
 
 // How many cells of a chunk have the same shift.
@@ -111,7 +113,7 @@ template <class F> rotation_list rotate_all(const cells & cells, const std::vect
         const int32_t by = shift_of(cells, rotated[i]);
         const uint8_t from = cells.dither(rotated[i]);
         if (by != 0) {
-            lister.add(row_of(i), {by, from, from == 0 ? uint8_t{1} : next});
+            lister.add(row_of(i), {by, from, from == 0 ? ROTATED_ONCE : next});
         }
     }
     return std::move(lister).take();
@@ -144,11 +146,13 @@ settlement settle(const cells & cells, bool can_wait) {
     return {rotate_all(cells, rotated, [&](size_t i) { return rotated[i]; }), std::move(waiting).take()};
 }
 
-rotation_list settle_aging(const cells & cells, const std::vector<uint32_t> & aging) {
+static bool has_dither(uint8_t dither) { return dither > ROTATED_ONCE; }
+
+rotation_list settle_plain(const cells & cells, const std::vector<uint32_t> & those) {
     rotation_lister lister;
-    for (const uint32_t i : aging) {
-        if (cells.shift(i) != 0 || cells.dither(i) > 1) {
-            lister.add(i, {shift_of(cells, i), cells.dither(i), 1});
+    for (const uint32_t i : those) {
+        if (cells.shift(i) != 0 || has_dither(cells.dither(i))) {
+            lister.add(i, {shift_of(cells, i), cells.dither(i), ROTATED_ONCE});
         }
     }
     return std::move(lister).take();
@@ -159,22 +163,12 @@ rotation_list settle_copies(const cells & cells, const std::vector<uint32_t> & c
 }
 
 rotation_list settle_alike(const cells & cells, const std::vector<uint32_t> & those) {
-    constexpr uint8_t ROTATED_ONCE = 1; // no dither; nor has K as it was written
-    const auto has_none = [](uint8_t dither) { return dither <= ROTATED_ONCE; };
     const auto is_like_first = [&](uint32_t i) {
         const uint8_t dither = cells.dither(i);
         const uint8_t first = cells.dither(those.front());
-        return cells.shift(i) == 0 && (dither == first || (has_none(dither) && has_none(first)));
+        return cells.shift(i) == 0 && (dither == first || (!has_dither(dither) && !has_dither(first)));
     };
-    rotation_lister lister;
-    if (!std::all_of(those.begin(), those.end(), is_like_first)) {
-        for (const uint32_t i : those) {
-            if (cells.shift(i) != 0 || !has_none(cells.dither(i))) {
-                lister.add(i, {shift_of(cells, i), cells.dither(i), ROTATED_ONCE});
-            }
-        }
-    }
-    return std::move(lister).take();
+    return std::all_of(those.begin(), those.end(), is_like_first) ? rotation_list{} : settle_plain(cells, those);
 }
 
 } // namespace kvg

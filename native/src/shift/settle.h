@@ -41,13 +41,13 @@ struct settlement {
 
 // Call it when no cell will move any more, that is after defrag. can_wait: whether attention can rotate queries
 settlement settle(const cells & cells, bool can_wait);
-// How K of cells is rotated before it is converted to another type: to their positions, and without dither, which means something else there.
-rotation_list settle_aging(const cells & cells, const std::vector<uint32_t> & aging);
+// The list after which K of these cells is at their positions and carries no dither. Cells that wait are rotated, too.
+rotation_list settle_plain(const cells & cells, const std::vector<uint32_t> & those);
 // The list for copies of these cells' rows: each copy whose K-shift is pending is rotated. Cells may appear more than once.
 rotation_list settle_copies(const cells & cells, const std::vector<uint32_t> & copied);
 
-// The list after which K of these cells is at their positions and carries one dither: none is rotated where that is so already. Cells that
-// wait are rotated, too.
+// The list after which K of these cells is at their positions, and all carry the same dither or none. It is empty where that is so already.
+// Cells that wait are rotated, too. precondition: there is a cell
 rotation_list settle_alike(const cells & cells, const std::vector<uint32_t> & those);
 
 } // namespace kvg
