@@ -173,12 +173,12 @@ def flash_attn_option(command: F) -> F:
 
 
 class _CacheType(click.ParamType[str]):
-    """A type of K or V, as it is written everywhere."""
+    """A type of K or V, as type_k and type_v of Context take it."""
 
     name = "type"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """In lower case. A usage error for what is none."""
+        """The type in lower case. Fails with a usage error where it isn't one."""
         try:
             return str(parse_cache_type(value, "the type"))
         except InvalidArgumentError as error:

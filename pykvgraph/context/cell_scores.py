@@ -14,6 +14,9 @@ from pykvgraph.errors import InvalidArgumentError, UnsupportedError
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Peaks: TypeAlias = npt.NDArray[np.float32]  # (n positions, KV heads of all layers)
+# For each group and each of its layers (n_head_kv, n_cells), in the order of the group's cells; a layer at a
+# time, as K of all layers takes much memory.
+HeadScores: TypeAlias = Iterator[Iterator[Floats]]
 
 _N_OBSERVED, _N_POOLED = 64, 5  # tokens; as kvpress and the paper have them
 _LEAST = 1e-12  # a vector that is shorter has no direction
@@ -35,8 +38,9 @@ class TextCells:
     """The cells of a sequence, in the groups of cells that keep every position.
 
     positions: int64 (n,), rising. n_cells: int64 (n,), how many cells each position has: one, unless several
-    tokens share it. is_own: bool (n,), whether no other sequence and no hold has any of them. repeated: what
-    peaks() told of them while the whole text was read once more; None: it wasn't.
+    tokens share it. is_own: bool (n,), whether no other sequence and no hold has any of them. place_of_cell:
+    int64 (n_cells,), for each cell of a group, in its order, the index of its position in `positions`.
+    repeated: what peaks() told while the whole text was repeated; None: it wasn't.
 
     Raises UnsupportedError when there is no such group: windows and states forget by themselves.
     """
@@ -55,24 +59,20 @@ class TextCells:
             self.groups.append(GroupCells(index, group.layers, kv._group(index).n_head_kv, cells))
             if len(self.groups) == 1:
                 pos = view.pos[cells].astype(np.int64)
-                self.positions, self._number, self.n_cells = np.unique(
+                self.positions, self.place_of_cell, self.n_cells = np.unique(
                     pos, return_inverse=True, return_counts=True
                 )
                 is_shared = (view.seq[cells].sum(axis=1) > 1) | (view.held[cells] > 0)
-                self.is_own = np.bincount(self._number, is_shared, len(self.positions)) == 0
+                self.is_own = np.bincount(self.place_of_cell, is_shared, len(self.positions)) == 0
         if not self.groups:
             raise UnsupportedError(
                 "every layer of this model has a window or a state, which forget by themselves: there are no "
                 "cells to be forgotten"
             )
 
-    def number_of_cells(self) -> npt.NDArray[np.intp]:
-        """Of each cell of a group, in its order, the number of its position. (n_cells,)"""
-        return self._number
-
     def by_position(self, of_cells: npt.NDArray[np.floating]) -> Floats:
         """The mean of the numbers of each position's cells. of_cells: (n_cells,), in a group's order."""
-        sums = np.bincount(self._number, of_cells, len(self.positions))
+        sums = np.bincount(self.place_of_cell, of_cells, len(self.positions))
         return np.asarray(sums / self.n_cells, np.float64)
 
     def attention(self) -> Floats:
@@ -88,10 +88,10 @@ class TextCells:
         return total / n
 
     def peaks(self) -> Peaks:
-        """How much the tokens attend to each position at most that the last decode observed (peaks=True).
+        """The highest attention that each position gets of any token which the last decode observed.
 
-        Of each KV head of each layer, as Context.attention_of_heads() has it; of cells that share a position,
-        the highest.
+        After decode(peaks=True). Of each KV head of each layer, as Context.attention_of_heads() tells it; of
+        cells that share a position, the highest.
         """
         found = []
         for group in self.groups:
@@ -99,13 +99,13 @@ class TextCells:
             heads = of_cells.reshape(-1, len(group.cells)).T
             if len(group.cells) > len(self.positions):
                 highest = np.zeros((len(self.positions), heads.shape[1]), np.float32)
-                np.maximum.at(highest, self._number, heads)
+                np.maximum.at(highest, self.place_of_cell, heads)
                 heads = highest
             found.append(heads)
         return np.concatenate(found, axis=1)
 
     def attention_of_heads(self, group: GroupCells) -> Floats:
-        """The same as attention(), of each head of a group, (n_layer, n_head_kv, n_cells)."""
+        """As attention(), but of each cell and KV head of a group: (n_layer, n_head_kv, n_cells)."""
         return self._ctx.attention_of_heads(group.number)[..., group.cells].astype(np.float64)
 
 
@@ -127,8 +127,8 @@ def keydiff(text: TextCells) -> Floats:
     return total / n
 
 
-def keydiff_of_heads(text: TextCells) -> Iterator[Iterator[Floats]]:
-    """keydiff() of each head, before any mean."""
+def keydiff_of_heads(text: TextCells) -> HeadScores:
+    """As keydiff(), of each head of K."""
     return (
         (_keydiff_of_layer(text.kv.read_k(layer)[group.cells]) for layer in group.layers)
         for group in text.groups
@@ -151,12 +151,12 @@ def snapkv(text: TextCells) -> Floats:
     return _pooled(text.attention(), len(text.positions) - _N_OBSERVED)
 
 
-def snapkv_of_heads(text: TextCells) -> Iterator[Iterator[Floats]]:
-    """snapkv() of each head of K, before any mean but that over the query heads that read it.
+def snapkv_of_heads(text: TextCells) -> HeadScores:
+    """As snapkv(), of each head of K: the mean over the query heads that read it.
 
     Neighbours are cells in the order of positions.
     """
-    n_before = int((text.number_of_cells() < len(text.positions) - _N_OBSERVED).sum())
+    n_before = int((text.place_of_cell < len(text.positions) - _N_OBSERVED).sum())
     return (
         (np.stack([_pooled(head, n_before) for head in heads]) for heads in layers)
         for layers in tova_of_heads(text)
@@ -164,7 +164,7 @@ def snapkv_of_heads(text: TextCells) -> Iterator[Iterator[Floats]]:
 
 
 def _pooled(shares: Floats, n: int) -> Floats:
-    """The means over 5 neighbours of the first n; the others are worth more than all."""
+    """Of the first n shares the mean over 5 neighbours; infinity for the others, which are to stay."""
     before = shares[: max(n, 0)]
     half = _N_POOLED // 2
     pooled = np.convolve(before, np.full(_N_POOLED, 1 / _N_POOLED))[half : half + len(before)]
@@ -176,8 +176,13 @@ def tova(text: TextCells) -> Floats:
     return text.attention()
 
 
+def tova_of_heads(text: TextCells) -> HeadScores:
+    """As tova(), of each head of K: the mean over the query heads that read it."""
+    return (iter(text.attention_of_heads(group)) for group in text.groups)
+
+
 def kvzip(text: TextCells) -> Floats:
-    """The highest attention that a token gives it while the text is repeated (KVzip, arXiv:2505.23416).
+    """The highest attention that a position gets while the text is repeated (KVzip, arXiv:2505.23416).
 
     The mean over the KV heads of all layers.
     """
@@ -188,7 +193,7 @@ def kvzip(text: TextCells) -> Floats:
 def kvzip_of_heads(text: TextCells) -> Iterator[Iterator[Floats]]:
     """kvzip() of each head of K."""
     assert text.repeated is not None
-    heads = text.repeated[text.number_of_cells()].T.astype(np.float64)
+    heads = text.repeated[text.place_of_cell].T.astype(np.float64)
     begin = 0
     for group in text.groups:
         end = begin + len(group.layers) * group.n_head_kv
@@ -196,24 +201,19 @@ def kvzip_of_heads(text: TextCells) -> Iterator[Iterator[Floats]]:
         begin = end
 
 
-def tova_of_heads(text: TextCells) -> Iterator[Iterator[Floats]]:
-    """tova() of each head of K: the mean over the query heads that read it."""
-    return (iter(text.attention_of_heads(group)) for group in text.groups)
-
-
 class Policy(NamedTuple):
-    """A score for each position of a text, of which the lowest go first.
+    """How cells are scored; those with the lowest scores are forgotten first.
 
-    n_observed: how many of the last tokens are decoded once more before, for what they attend to. repeats:
-    whether the whole text is, behind itself (repetition.py).
-    of_heads: the same of each head of K, for composite cells: for each group and each of its layers
-    (n_head_kv, n_cells), in the order of the group's cells; None: all heads have the same.
+    score: a score for each position of a text, float64 (n,). of_heads: for composite cells a score for each
+    cell and each head of K; None: the policy doesn't tell heads apart. n_observed: so many of the last tokens
+    are decoded once more before, to see what they attend to. repeats: before, the whole text is repeated
+    behind itself (repetition.py).
     """
 
     score: Callable[[TextCells], Floats]
     n_observed: int = 0
     repeats: bool = False
-    of_heads: Callable[[TextCells], Iterator[Iterator[Floats]]] | None = None
+    of_heads: Callable[[TextCells], HeadScores] | None = None
 
     @property
     def reads(self) -> bool:
@@ -231,9 +231,9 @@ POLICIES: dict[str, Policy] = {
 
 
 def checked_policy(name: str, *, repeats: bool = True) -> str:
-    """The name of a policy; repeats False: of one that doesn't repeat the text.
+    """`name`, where it is a policy's. Raises InvalidArgumentError.
 
-    Raises InvalidArgumentError.
+    repeats: whether it may be a policy that repeats the text.
     """
     names = [each for each, policy in POLICIES.items() if repeats or not policy.repeats]
     if not isinstance(name, str) or name not in names:
@@ -244,7 +244,7 @@ def checked_policy(name: str, *, repeats: bool = True) -> str:
 
 
 def checked_composite(composite: bool, policy: str) -> bool:
-    """`composite`, for a policy that tells heads apart where it is true. Raises InvalidArgumentError."""
+    """`composite`. Raises InvalidArgumentError where it is True and the policy doesn't tell heads apart."""
     if flag(composite, "composite") and POLICIES[policy].of_heads is None:
         names = ", ".join(name for name, each in POLICIES.items() if each.of_heads)
         raise InvalidArgumentError(

@@ -230,9 +230,10 @@ class Context(Closable):
         the same. Raises UnsupportedError when a window has lost what such a token sees (open the context with
         swa_full=True), and for recurrent layers, whose states can't be changed afterwards.
 
-        observe: of the last so many tokens attention() tells what they attend to; that reads all K once more.
-        peaks: attention_of_heads() tells the highest share of a token instead. Raises UnsupportedError where
-        the attention isn't pykvgraph's own, on the CPU.
+        observe: attention() and attention_of_heads() tell what the last so many tokens attend to; that reads
+        all K once more. peaks: attention_of_heads() tells the highest share that any of these tokens gives a
+        cell, and attention() raises InvalidArgumentError. UnsupportedError where the attention isn't
+        pykvgraph's own, on the CPU.
 
         Raises InvalidArgumentError for a token, position or sequence that the model or the context can't
         take, or for positions that don't follow the sequence's last one; CacheFullError when there are fewer
@@ -368,15 +369,16 @@ class Context(Closable):
         return shares
 
     def attention_of_heads(self, group: int = 0) -> npt.NDArray[np.float32]:
-        """The same of each head of K and V, float32 (n_layer, n_head_kv, n_cells).
+        """As attention(), but the share of each head of K and V: float32 (n_layer, n_head_kv, n_cells).
 
-        The layers are those of the group. Of each head the mean over tokens and the query heads that read it;
-        behind decode(peaks=True) the highest share that any of them gives the cell. Raises what attention()
-        raises.
+        The layers are those of the group. A share is the mean over the observed tokens and the query heads
+        that read the head; after decode(peaks=True) it is the highest that any of them gives the cell. Raises
+        what attention() raises.
         """
-        info = self.kv._group(integer(group, "group", 0, self.kv._n_groups - 1))
+        index = integer(group, "group", 0, self.kv._n_groups - 1)
+        info = self.kv._group(index)
         shares = np.empty((info.n_layer, info.n_head_kv, info.n_cells), np.float32)
-        self._handle.call(lib().kvg_attention_of_heads, group, _address(shares, ctypes.c_float))
+        self._handle.call(lib().kvg_attention_of_heads, index, _address(shares, ctypes.c_float))
         return shares
 
     @property

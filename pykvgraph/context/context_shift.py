@@ -84,9 +84,9 @@ class ContextShift:
 
 
 def can_move(ctx: Context) -> bool:
-    """Whether cells of any text can be moved, and what is behind them stays: the cache keeps all positions.
+    """Whether a part of a text can be moved while the rest of the text stays as it is.
 
-    Not where K can't be rotated, layers are recurrent, or layers with a window lose what is behind it.
+    Not where K can't be rotated, where layers are recurrent, and where layers have windows, unless swa_full.
     """
     kinds = {"full", "window"} if ctx.swa_full else {"full"}
     return ctx.kv.can_shift and all(group.kind in kinds for group in ctx.kv.groups)

@@ -87,7 +87,7 @@ class Forget:
             return
 
         def n_cells(n_most: int) -> int:
-            return max(n_missing, min(N_AT_ONCE, n_most // 2))
+            return max(n_missing, n_at_once(n_most))
 
         def read(n: int) -> None:
             read_again(ctx, seq, last[-n:])
@@ -113,17 +113,17 @@ def chosen(
     n_keep: int = N_SINKS,
     shared: bool = False,
 ) -> Places:
-    """The positions of a sequence, rising, that matter least and have n_cells(n) cells or a few more.
+    """The positions of a sequence that matter least, rising, with as many cells as are to go or a few more.
 
-    n_cells: how many are to go, of so many that may; 0: none. read: decodes the last so many tokens once
-    more, observed. repeat: what the repeated text attends to (repetition.repeated). n_keep: so many of the
-    first positions stay, 4 at least. shared: cells that other sequences or holds have, too, may be forgotten;
-    they aren't empty then.
+    n_cells(n): how many cells are to go, where n may go; 0: none. read(n): decodes the last n tokens once
+    more, and observes what they attend to. repeat(): what the text attends to when it is repeated
+    (repetition.repeated). n_keep: so many of the first positions stay, 4 at least. shared: whether cells that
+    other sequences or holds have, too, may be forgotten; they aren't empty then.
 
     Raises what `read` and `repeat` raise; CacheFullError when fewer cells may be forgotten, and
     UnsupportedError as TextCells does.
     """
-    text, candidates, n_wanted = _read(ctx, seq, n_cells, policy, read, repeat, n_keep, shared)
+    text, candidates, n_wanted = _candidates(ctx, seq, n_cells, policy, read, repeat, n_keep, shared)
     if n_wanted == 0:
         return np.zeros(0, np.int64)
     return lowest(text, candidates, POLICIES[policy].score(text), n_wanted)
@@ -145,19 +145,22 @@ def compose(
     read: Callable[[int], None] = lambda n: None,
     repeat: Callable[[], Peaks | None] = lambda: None,
 ) -> ForgetReport:
-    """Forgets n_cells(n) cells of a sequence; in those that stay each head has its own choice of tokens.
+    """Forgets cells of a sequence; in the composite cells that stay each head has tokens of its own choice.
 
-    The cells that may be forgotten become one span, at the last of their positions (kv_cache.composite). The
-    policy must have scores of heads. Where one cell would be left of them it goes, too.
+    n_cells, read, repeat: as in chosen(). All cells that may be forgotten become one span, at the last of their
+    positions (kv_cache.composite). Where only one cell of it would stay, it is forgotten, too. policy: one
+    that tells heads apart (checked_composite).
 
-    read, repeat: as of chosen(). Raises as chosen() does, and what kv_cache.composite.compose() raises.
+    Raises as chosen() does, and what kv_cache.composite.compose() raises.
     """
-    text, candidates, n_wanted = _read(ctx, seq, n_cells, policy, read, repeat, N_SINKS, False)
-    of_heads, n_kept = POLICIES[policy].of_heads, int(text.n_cells[candidates].sum()) - n_wanted
+    text, candidates, n_wanted = _candidates(ctx, seq, n_cells, policy, read, repeat, N_SINKS, False)
+    n_kept = int(text.n_cells[candidates].sum()) - n_wanted
     places = text.positions[candidates]
-    if of_heads is None or n_kept < 2:
+    if n_kept < 2:
         return drop(ctx.kv, seq, places)
-    chosen_cells = np.flatnonzero(candidates[text.number_of_cells()])
+    of_heads = POLICIES[policy].of_heads
+    assert of_heads is not None
+    chosen_cells = np.flatnonzero(candidates[text.place_of_cell])
     compositions = []
     for group, layers in zip(text.groups, of_heads(text), strict=True):
         rows = [np.sort(_best(heads[:, chosen_cells], n_kept), axis=1) for heads in layers]
@@ -170,11 +173,11 @@ def compose(
 
 
 def _best(scores: Floats, n: int) -> Places:
-    """Of each row, where its n highest scores are; of equal ones the later ones."""
+    """For each row the indices of its n highest scores; of equal scores the later ones."""
     return np.asarray(np.argsort(scores, axis=1, kind="stable")[:, -n:], np.int64)
 
 
-def _read(
+def _candidates(
     ctx: Context,
     seq: int,
     n_cells: Callable[[int], int],
@@ -184,7 +187,10 @@ def _read(
     n_keep: int,
     shared: bool,
 ) -> tuple[TextCells, npt.NDArray[np.bool_], int]:
-    """What the policy reads; which positions may be forgotten; and how many cells of them are to be."""
+    """The text, read as its policy wants it; which positions may go, bool (n,); how many cells are to go.
+
+    Arguments and errors: as of chosen().
+    """
     text = TextCells(ctx, seq)
     candidates = may_go(text, n_keep, shared)
     n_most = int(text.n_cells[candidates].sum())
@@ -205,7 +211,7 @@ def _read(
 
 
 def n_at_once(n_most: int) -> int:
-    """How many cells a text that is full forgets, of n_most that it may."""
+    """How many cells a full text forgets, where n_most may go: 128, or half of them where that is less."""
     return min(N_AT_ONCE, -(-n_most // 2))
 
 

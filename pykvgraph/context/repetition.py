@@ -1,4 +1,4 @@
-"""A text that is read once more, behind itself: which of its cells that takes (KVzip, arXiv:2505.23416)."""
+"""A text is repeated behind itself, to see which of its cells that attends to (KVzip, arXiv:2505.23416)."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from pykvgraph.context.second_reading import require_attention
 from pykvgraph.errors import CacheFullError
 
 ASKED = "\n\nThe text above once more, word for word:\n"
-N_PART = 256  # tokens that are repeated behind each question: so many cells it takes
-_N_BEFORE = 8  # of the part before, which say where the next one begins; as the paper has it
-_LEAST = 32  # tokens of a part: below that the questions are most of what is read
+N_PART = 256  # tokens that are repeated behind each request (ASKED), and need as many cells meanwhile
+_N_BEFORE = 8  # tokens of the part before, which say where a part begins; as the paper has it
+_LEAST = 32  # tokens of a part: with fewer, most of what is read are requests
 
 
 class Repetition:
-    """The repetition of a sequence's text, a part at a time, each in cells that are empty again behind it.
+    """Repeats the text of a sequence, a part at a time. The cells of a part are empty again after it.
 
-    ids: the tokens of the text. n_part: the most of them in a part (n_of_part). `peaks`: how much any token
-    of the parts so far has attended to each position of the text, and head (TextCells.peaks).
+    ids: the tokens of the text. n_part: the most of them in a part (n_of_part). `peaks`: the highest
+    attention that each position of the text got so far of any repeated token, by head (TextCells.peaks).
 
-    A part is what asks for it, the last 8 tokens of the part before, and its tokens; it lies behind the text,
-    in the same sequence. Several calls of read() may be a part; between them the cells of what is repeated
-    stay, until give_up().
+    For each part are read: the request (ASKED), the last 8 tokens of the part before, and the tokens of the
+    part. They stand behind the text, in the same sequence. A part may take several calls of read(); between
+    these its cells stay, until give_up().
 
     Raises UnsupportedError where it isn't known what tokens attend to, for models with recurrent layers, and
     with windows that haven't kept every position.
@@ -43,22 +43,22 @@ class Repetition:
         asked, begins = asked_ids(ctx), range(0, len(ids), n_part)
         self._parts = [
             [*asked, *ids[max(p - _N_BEFORE, 0) : p], *ids[p : p + n_part]] for p in reversed(begins)
-        ]  # the last is the next one
-        self._n_read = 0  # of that
+        ]  # the next one is at the end
+        self._n_read = 0  # tokens of the next one
         self.peaks: Peaks = np.zeros((len(TextCells(ctx, seq).positions), 0), np.float32)
 
     @property
     def n_left(self) -> int:
-        """Tokens to be read yet, questions too."""
+        """How many tokens are still to be read, those of requests included."""
         return sum(map(len, self._parts)) - self._n_read
 
     @property
     def n_next(self) -> int:
-        """How many tokens read() may read at once: to the end of the part."""
+        """How many tokens are left of the part: the most that read() takes. precondition: n_left > 0"""
         return len(self._parts[-1]) - self._n_read
 
     def read(self, n: int) -> None:
-        """Reads n tokens of a part. Raises what decode() raises."""
+        """Reads the next n tokens, 1 to n_next. Raises what decode() raises."""
         part = self._parts[-1][self._n_read : self._n_read + n]
         batch = Batch()
         batch.extend(part, self._end + self._n_read, (self._seq,), False)
@@ -71,16 +71,17 @@ class Repetition:
             self.give_up()
 
     def give_up(self) -> None:
-        """The sequence ends where the text does; the part that was begun is read from its beginning again."""
+        """Empties the cells behind the text. A part that was begun will be read from its beginning again."""
         self._n_read = 0
         self._ctx.kv.seq_rm(self._seq, self._end, -1)
         self._ctx.kv.set_pending_token(self._seq, self._pending)
 
 
 def repeated(ctx: Context, seq: int, ids: Sequence[int]) -> Peaks:
-    """Repeats all of a sequence's text; the peaks of it. The sequence is as it was, after an error, too.
+    """Repeats all of a sequence's text, and returns its peaks. Afterwards the sequence is as before.
 
-    Raises CacheFullError when there are too few empty cells, and what Repetition and decode() raise.
+    It is so after an error, too. Raises CacheFullError when there are too few empty cells, and what
+    Repetition and decode() raise.
     """
     n_part = n_of_part(ctx, ctx.kv.seq_pos_max(seq) + 1)
     if n_part < min(_LEAST, len(ids)):
@@ -99,11 +100,11 @@ def repeated(ctx: Context, seq: int, ids: Sequence[int]) -> Peaks:
 
 
 def n_of_part(ctx: Context, end: int) -> int:
-    """How many tokens of a text that ends at a position a part may have now; below 1: there is no room."""
+    """How many tokens a part may have now; below 1: there is no room. end: the text's last position + 1."""
     n_room = min(ctx.kv.n_free, ctx.model.n_ctx_train - end)
     return min(N_PART, n_room - len(asked_ids(ctx)) - _N_BEFORE)
 
 
 def asked_ids(ctx: Context) -> list[int]:
-    """The tokens that ask for a part; of a model without a vocabulary none."""
+    """The tokens of the request; none for a model without a tokenizer."""
     return ctx.model.tokenizer.encode(ASKED, add_special=False) if ctx.model.has_tokenizer else []

@@ -1,4 +1,4 @@
-"""How a text goes back by some of the tokens that were decoded last."""
+"""A sequence goes back by some of the tokens that it decoded last, such as drafts that don't hold."""
 
 from __future__ import annotations
 
@@ -10,25 +10,28 @@ from pykvgraph.kv_cache.hold import ResumePoint
 
 
 class WayBack:
-    """Of one sequence. Where layers are recurrent, a checkpoint keeps their state behind each token.
+    """Decodes tokens of one sequence so that the last of them can be removed again.
 
-    Others may drop checkpoints for the room that they take. So a resume point keeps the state before the
-    tokens, and from there those that stay are decoded again. n_most: by how many tokens it can go back; None:
-    by any number.
+    n_most: how many can be; None: all. Cells of layers that attend are simply removed. Of recurrent layers
+    a checkpoint keeps the state behind each token. Other sequences may drop checkpoints, as these take room.
+    So a resume point keeps the state before the tokens, too: where a checkpoint was dropped, the sequence
+    goes back to the resume point, and the tokens that stay are decoded again.
 
     Raises UnsupportedError for a cache that can't go back: with windows, unless swa_full, and with recurrent
-    layers without room for checkpoints.
+    layers that have no room for checkpoints.
     """
 
     def __init__(self, ctx: Context, seq: int) -> None:
         self.n_most = most_back(ctx)
         self._ctx, self._seq = ctx, seq
         self._batch = Batch()
-        self._tokens: list[int] = []  # those decoded last
+        self._tokens: list[int] = []  # that were decoded last
         self._before: ResumePoint | None = None
 
     def decode(self, tokens: list[int]) -> list[LastOutput]:
-        """The outputs behind the tokens, which come at the sequence's end; all but the first may go again.
+        """Decodes tokens at the sequence's end, and returns the output behind each.
+
+        go_back() may remove all of them but the first.
 
         Raises what Context.decode raises, and CacheFullError where states find no room, with the cache as it
         was.
@@ -59,7 +62,10 @@ class WayBack:
         kv.set_pending_token(self._seq, pending)
 
     def _again(self, context: int, tokens: list[int]) -> None:
-        """In one call, so that nobody else takes the cells in between."""
+        """Goes back to the resume point, and decodes these tokens again.
+
+        All within one call of the library, so that no other thread takes the cells in between.
+        """
         before = self._before
         assert before is not None
         cells = self._ctx.kv._holds.hold(context, self._seq, 0, before.p)
@@ -72,12 +78,13 @@ class WayBack:
 
 
 def most_back(ctx: Context) -> int | None:
-    """WayBack.n_most. Raises UnsupportedError, as WayBack does."""
+    """What WayBack.n_most is in this context. Raises UnsupportedError as WayBack does."""
     most = None
     for group in ctx.kv.groups:
         if group.kind == "state":
             n_kept = group.n_cells - 2 * ctx.n_seq_max
-            most = (n_kept - 1) // 2  # one for the resume point; as many again are the text's own checkpoints
+            # one state is the resume point's; of the others half may still be those of the tokens before
+            most = (n_kept - 1) // 2
             if most < 1:
                 raise cannot_go_back(ctx, "recurrent layers", "a larger checkpoint_bytes helps")
         elif group.kind == "window" and group.n_cells < ctx.n_ctx:
@@ -86,7 +93,7 @@ def most_back(ctx: Context) -> int | None:
 
 
 def cannot_go_back(ctx: Context, layers: str, what_helps: str) -> UnsupportedError:
-    """What to raise for a model with such layers."""
+    """The error for a model with such layers. layers: their name; what_helps: what the user may do."""
     return UnsupportedError(
         f"draft: {ctx.model.arch} has {layers}, and its cache can't go back by a few tokens ({what_helps}); "
         "an Engine (serve, batch) has drafts for such a model"

@@ -225,7 +225,7 @@ class ForgottenText:
     @property
     def name(self) -> str:
         """Each policy is one."""
-        return f"forget {self.policy}" + " composite" * self.composite
+        return f"forget {self.policy} composite" if self.composite else f"forget {self.policy}"
 
     def n_extra(self) -> int:
         """None."""

@@ -11,14 +11,14 @@ from pykvgraph.errors import InvalidArgumentError
 
 # by name; the numbers are those of kvgraph.h and of ggml
 CACHE_TYPES: dict[str, int] = {kind.name.removeprefix("KVG_TYPE_").lower(): kind for kind in KvgType}
-_STEP = 128  # cells that age at a time
+_STEP = 128  # AGING_STEP of native/src/memory/aging.h: the number of fresh cells is a multiple of it
 _WRITTEN = re.compile(r"(\w+)(?::(\w+)@(\d{1,9}))?")
 
 
 class StoredAs(NamedTuple):
-    """How rows of K or V are stored: as `fresh`, and once `age` later tokens are there as `old`.
+    """The type of new rows of K or V; of rows that age also the type of old ones.
 
-    old, age: "" and 0 where rows stay as they are.
+    age: how many of the last tokens have rows of the fresh type. old, age: "" and 0 where rows don't age.
     """
 
     fresh: str
@@ -30,7 +30,7 @@ class StoredAs(NamedTuple):
 
 
 def parse_cache_type(value: Any, name: str) -> StoredAs:
-    """A type as it is written. Raises InvalidArgumentError, which says `name`."""
+    """Reads a type as it is written, in any case. Raises InvalidArgumentError, which names `name`."""
     found = _WRITTEN.fullmatch(value.lower()) if isinstance(value, str) else None
     fresh, old, age = found.groups() if found else ("", "", "")
     if fresh not in CACHE_TYPES or (old and (old not in CACHE_TYPES or int(age) == 0)):
@@ -43,7 +43,10 @@ def parse_cache_type(value: Any, name: str) -> StoredAs:
 
 
 def fresh_cells(type_k: StoredAs, type_v: StoredAs) -> int:
-    """How many cells have fresh rows, in whole steps of aging; 0: all. Raises InvalidArgumentError."""
+    """How many cells have rows of the fresh types: the age, rounded up to a multiple of 128. 0: all cells.
+
+    Raises InvalidArgumentError where K and V have two ages.
+    """
     if type_k.age and type_v.age and type_k.age != type_v.age:
         raise InvalidArgumentError(
             f"type_k and type_v must age after the same number of tokens, got {type_k.age} and {type_v.age}"

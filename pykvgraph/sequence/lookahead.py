@@ -22,18 +22,17 @@ class Lookahead(NotCopied):
     """The outputs of one text's tokens, some of them known before these tokens are said.
 
     draft: a context of a smaller model with the same vocabulary, whose sequence 0 this object has; "mtp": the
-    draft head of the context's own model. draft_max: tokens of a draft at most; with recurrent layers less
-    than half the states that there is room for beside two of each sequence (checkpoint_bytes), too. What
-    is said stays the same: only outputs of tokens that were really said are handed out, and the cells of all
-    others are removed.
+    draft head of the context's own model. draft_max: tokens of a draft at most. With recurrent layers a draft
+    has less than half as many tokens as checkpoint_bytes has room for states. What is said stays the same:
+    only outputs of tokens that were really said are handed out, and the cells of all others are removed.
     Drafts that hold get longer, others shorter, and where none of their tokens hold there are pauses. Where
     the draft model fails, or has no room, there are no drafts.
 
     n_drafted: tokens that were decoded because they might follow; n_accepted: how many of these did.
 
     Raises InvalidArgumentError for a model of another vocabulary, and UnsupportedError for "mtp" and a model
-    without a draft head, and where either cache can't go back by a few tokens: with windows, unless swa_full;
-    a draft model's with recurrent layers, the context's with these and no room for their states (WayBack).
+    without a draft head, and where either cache can't go back by a few tokens (WayBack). A draft model may
+    have no recurrent layers.
     """
 
     def __init__(self, ctx: Context, seq: int, draft: Context | Literal["mtp"], draft_max: int) -> None:
