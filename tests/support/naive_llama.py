@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +23,14 @@ def naive_logits(
     past: Sequence[Rows] = (),
     pos0: int = 0,
     rows: list[Rows] | None = None,
+    stored: Callable[[Floats], Floats] = lambda rows: rows,
 ) -> Floats:
     """Of one text, all its rows: (n, n_vocab).
 
-    attended: to which of each layer is added what tokens attend to, (n_head, n, n). past: of each layer, what
-    all of them see besides; they begin at position pos0 then. rows: to which those of each layer are added.
+    attended: what the tokens of each layer attend to, (n_head, n, n), is appended to it. past: K and V of
+    each layer that all tokens see besides; the tokens begin at position pos0 then. rows: K and V of the
+    tokens are appended to it, layer by layer. stored: what becomes of K and of V, (n, n_head_kv, dims), when
+    they are stored; heads see that.
     """
     weights = {name: tensor.astype(np.float64) for name, tensor in random_tensors(spec).items()}
     x = weights["token_embd.weight"][list(ids)]
@@ -37,38 +40,39 @@ def naive_logits(
             for name, tensor in weights.items()
             if name.startswith(f"blk.{layer}.")
         }
-        own = _rows(spec, w, _norm(x, w["attn_norm.weight"]), pos0)
+        k, v = _rows(spec, w, normed(x, w["attn_norm.weight"]), pos0)
+        own = stored(k), stored(v)
         if rows is not None:
             rows.append(own)
         seen = [np.concatenate(pair) for pair in zip(past[layer], own, strict=True)] if past else own
-        out, shares = _attention(spec, layer, w, _norm(x, w["attn_norm.weight"]), seen[0], seen[1], pos0)
+        out, shares = _attention(spec, layer, w, normed(x, w["attn_norm.weight"]), seen[0], seen[1], pos0)
         if attended is not None:
             attended.append(shares)
         x = x + out @ w["attn_output.weight"].T
-        h = _norm(x, w["ffn_norm.weight"])
+        h = normed(x, w["ffn_norm.weight"])
         gate = h @ w["ffn_gate.weight"].T
         x = x + (gate / (1 + np.exp(-gate)) * (h @ w["ffn_up.weight"].T)) @ w["ffn_down.weight"].T
-    logits: Floats = _norm(x, weights["output_norm.weight"]) @ weights["output.weight"].T
+    logits: Floats = normed(x, weights["output_norm.weight"]) @ weights["output.weight"].T
     return logits
 
 
-def _norm(x: Floats, weight: Floats) -> Floats:
-    normed: Floats = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-5) * weight
-    return normed
+def normed(x: Floats, weight: Floats) -> Floats:
+    y: Floats = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-5) * weight
+    return y
 
 
-def _turned(spec: ModelSpec, heads: Floats, pos0: int) -> Floats:
+def turned(spec: ModelSpec, heads: Floats, positions: npt.NDArray[np.int64]) -> Floats:
     """(n, n_heads, k_dim), each at its own position: neighbours are a pair."""
-    angles = np.arange(pos0, pos0 + len(heads))[:, None] * spec.rope_base ** (
-        -np.arange(0, spec.k_dim, 2) / spec.k_dim
-    )
+    angles = positions[:, None] * spec.rope_base ** (-np.arange(0, spec.k_dim, 2) / spec.k_dim)
     pairs = (heads[..., 0::2] + 1j * heads[..., 1::2]) * np.exp(1j * angles)[:, None]
     return np.stack([pairs.real, pairs.imag], axis=-1).reshape(heads.shape)
 
 
 def _rows(spec: ModelSpec, w: dict[str, Floats], x: Floats, pos0: int) -> Rows:
     """K and V of these tokens."""
-    k = _turned(spec, (x @ w["attn_k.weight"].T).reshape(len(x), -1, spec.k_dim), pos0)
+    k = turned(
+        spec, (x @ w["attn_k.weight"].T).reshape(len(x), -1, spec.k_dim), np.arange(pos0, pos0 + len(x))
+    )
     return k, (x @ w["attn_v.weight"].T).reshape(len(x), -1, spec.v_dim)
 
 
@@ -81,7 +85,7 @@ def _attention(
     """
     n = len(x)
     group = spec.n_head // spec.heads_of(layer)
-    q = _turned(spec, (x @ w["attn_q.weight"].T).reshape(n, -1, spec.k_dim), pos0)
+    q = turned(spec, (x @ w["attn_q.weight"].T).reshape(n, -1, spec.k_dim), np.arange(pos0, pos0 + n))
     scores = np.einsum("ihd,jhd->hij", q, k.repeat(group, axis=1)) / np.sqrt(spec.k_dim)
     scores = np.where(np.tri(n, len(k), len(k) - n, dtype=bool), scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))

@@ -15,7 +15,8 @@ from support import chance
 from support.engines import Token, decode, open_context, random_ids, repair, run_of
 from support.judge import nmse
 from support.models import N_VOCAB, ModelSpec, random_tensors
-from support.naive_aging import NaiveAging, aged, normed, turned
+from support.naive_aging import NaiveAging, aged
+from support.naive_llama import normed, turned
 
 import pykvgraph as kvg
 
