@@ -284,3 +284,19 @@ def test_random_edits(model: kvg.Model, seed: int) -> None:
             _check(ctx, texts)
         assert len(done) > 7
         assert (ctx.kv.cells().pos[256:] >= 0).any()
+
+
+def test_defrag_counts_the_bytes_of_old_cells(model: kvg.Model) -> None:
+    ids = random_ids(300, N_VOCAB, 8)
+    with open_context(model, **AGING) as ctx:
+        for begin in range(0, 300, 100):
+            decode(ctx, run_of(ids[begin : begin + 100], begin))
+        ctx.kv.seq_rm(0, 10, 60)  # they have aged
+        before = ctx.kv.cells().pos.copy()
+        ctx.kv.defrag("fill")
+        stats = ctx.kv.update()
+        moved_to = np.flatnonzero((before < 0) & (ctx.kv.cells().pos >= 0))
+        n_old = int((moved_to >= F).sum())
+        assert n_old > 0 and len(moved_to) == stats.moved_cells
+        of_cell = 2 * 2 * 64, 2 * 2 * 18  # as above
+        assert stats.moved_bytes == (stats.moved_cells - n_old) * of_cell[0] + n_old * of_cell[1]
