@@ -1,5 +1,6 @@
-// Products of one row on AVX2 with weights that take many instructions to turn: each row of weights is read as it lies, and its sum ends in
-// one lane. Integers are the same ones. Included behind types_256.inl.
+// Products of one row of floats with Q6_K and Q5_K weights on AVX2. Elsewhere weights are turned first, so that each lane has a row. For these
+// types turning takes longer than the products. So each row of weights is multiplied as it lies, and 8 rows' sums are turned at the end. The
+// sums of integers are the same either way. Included behind types_256.inl.
 
 namespace kvg::KVG_PRODUCTS {
 
@@ -7,7 +8,7 @@ namespace {
 
 namespace in_256 {
 
-// 8 integers of each row of weights, which are to be added
+// For each row of weights 8 integers, whose sum is the row's.
 struct row_sums {
     __m256i of_row[LANES];
 
@@ -23,19 +24,19 @@ private:
     }
 };
 
-// Of bytes of 8 integers, in each half: the first for numbers whose scale is integer `low`, the second `high`, as 16 bits
+// eight: the same 8 scales of 16 bits in both halves. Returns scale `low` in all of the first half, and scale `high` in all of the second.
 inline __m256i two_of(__m256i eight, int low, int high) {
     const auto bytes = [](int i) { return _mm_set1_epi16(static_cast<int16_t>(0x0100 + 0x0202 * i)); };
     return _mm256_shuffle_epi8(eight, _mm256_set_m128i(bytes(high), bytes(low)));
 }
 inline __m256i masked(__m256i bytes, int8_t mask) { return _mm256_and_si256(bytes, _mm256_set1_epi8(mask)); }
-// 32 numbers times 32 of a row's and their scales
+// Adds the products of 32 weights and 32 rounded floats, times the weights' scales.
 inline void add_scaled(__m256i & sum, __m256i numbers, const uint8_t * x, __m256i scales) {
     const __m256i pairs = _mm256_maddubs_epi16(numbers, load<__m256i>(x));
     sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, scales));
 }
 
-// 256 numbers of 6 bits, less 32
+// Q6_K: 256 numbers of 6 bits, less 32
 inline __m256i row_sum(const uint8_t * block, const uint8_t * x, const rounded_256 & row) {
     const __m256i scales = _mm256_cvtepi8_epi16(load<__m128i>(block + 192));
     __m256i sum = _mm256_sub_epi32(__m256i{}, _mm256_madd_epi16(_mm256_slli_epi16(scales, 5), load<__m256i>(row.sums16)));
@@ -65,7 +66,7 @@ inline void multiply_one<q6_k_weights>(const weight_rows & weights, const rounde
     add_integers(sums.added(), weights.halves(208), x.block(0), out);
 }
 
-// Scales and minima of 6 bits, 16 bits each
+// Scales and minima of Q5_K, which have 6 bits there, as 16 bits each
 struct scales_and_minima {
     __m256i scales; // twice
     __m128i minima;
@@ -81,7 +82,7 @@ struct scales_and_minima {
     }
 };
 
-// 256 numbers of 5 bits
+// Q5_K: 256 numbers of 5 bits
 inline __m256i row_sum(const uint8_t * block, const uint8_t * x, __m256i scales) {
     const __m256i high = load<__m256i>(block + 16);
     __m256i sum = {};

@@ -91,12 +91,12 @@ template <class W> inline ints pair_sum(const block_factors & with, const rounde
     return sum;
 }
 
-// What a row's sum goes on by: integers of a block with their scale. Here alone floats are added.
+// Adds a block's sums of integers, times their scale, to the sums in `out`. Floats are added nowhere else.
 inline void add_integers(ints integers, floats scale, const rounded_256 & row, float * out) {
     store(out, fused(__builtin_convertvector(integers, floats), scale * all(row.scale), load<floats>(out)));
 }
 
-// `in_block` is the sum of a block's integers.
+// Adds a block to the sums in `out`. in_block: its sums of integers
 template <class W, class FORM>
 inline void add_block(const block_factors & weights, ints in_block, const rounded_256 & row, float * out) {
     if constexpr (W::MINIMA) {
