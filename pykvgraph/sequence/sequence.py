@@ -251,7 +251,8 @@ class TokenSequence(NotCopied):
             self._tokens.n_true = before
             raise
         self._tokens.n_true = before
-        self._tokens.forgotten(self.positions.first_at(report.positions[0]))
+        if report.positions:  # not where composite cells alone were composed, which are not exact already
+            self._tokens.forgotten(self.positions.first_at(report.positions[0]))
         return report
 
     def forget_some(self, n_cells: Callable[[int], int], policy: str) -> ForgetReport | None:

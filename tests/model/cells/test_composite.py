@@ -489,3 +489,13 @@ def test_rows_that_age_are_refused(model_file: Callable[[ModelSpec], Path]) -> N
             text.forget(N_GONE, composite=True)
         assert positions(ctx) == list(range(400))
         assert text.approximate_from is None
+
+
+def test_composite_cells_alone_forget_again(ctx: kvg.Context) -> None:
+    """No other token may be forgotten: heads choose among what they have, and no position goes."""
+    text = forgotten(ctx)
+    exact = text.approximate_from
+    report = text.forget(10, composite=True)
+    assert (report.positions, report.n_cells, report.n_left) == ((), 10, N - N_GONE - 10)
+    assert positions(ctx) == [*range(N_SINKS), *[LAST] * (N_KEPT - 10), *range(MAY_GO.stop, N)]
+    assert (text.approximate_from, text.ids.tolist()) == (exact, IDS)
