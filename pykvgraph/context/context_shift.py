@@ -161,6 +161,26 @@ def require_room(kv: KVCache, seq: int, first: int, freed: range = range(0), n_m
             f"tokens are decoded besides: there is room for {n_empty}. Remove other sequences "
             "(kv.seq_rm, kv.seq_keep), release holds, or use a larger n_ctx"
         )
+    for index, group in enumerate(kv.groups):
+        if group.n_fresh:
+            _require_room_for_aged(kv, index, seq, first, freed)
+
+
+def _require_room_for_aged(kv: KVCache, index: int, seq: int, first: int, freed: range) -> None:
+    """The same for a group whose rows age: copies of what has aged go where rows are old."""
+    view, n_fresh = kv.cells(index), kv.groups[index].n_fresh
+    has, n_others = view.seq[:, seq], view.seq.sum(axis=1) + view.held
+    copied = has & (view.pos >= first) & (n_others > 1)
+    gone = has & (view.pos >= freed.start) & (view.pos < freed.stop) & (n_others == 1)
+    empty = (n_others == 0) | gone
+    n_old = int(copied.sum()) - min(int(copied[:n_fresh].sum()), int(empty[:n_fresh].sum()))
+    n_empty = int(empty[n_fresh:].sum())
+    if n_old > n_empty:
+        raise CacheFullError(
+            f"{n_old} cells of sequence {seq} are shared and would move, which takes copies of what aged: "
+            f"there is room for {n_empty}. Remove other sequences (kv.seq_rm, kv.seq_keep), release holds, "
+            "or use a larger n_ctx"
+        )
 
 
 def _require_windows(kv: KVCache, seq: int, n_keep: int, end: int) -> None:

@@ -196,6 +196,20 @@ def test_refused(model: kvg.Model, model_file: Callable[[ModelSpec], Path]) -> N
         open_context(other, **AGING)
 
 
+def test_an_edit_without_room_for_copies_of_what_has_aged(model: kvg.Model) -> None:
+    """Empty cells are fresh ones, and copies of old rows don't go there: nothing is removed before."""
+    with open_context(model, **{**AGING, "n_ctx": 2 * F}) as ctx:
+        text = kvg.Sequence(ctx)
+        text.set(random_ids(2 * F, N_VOCAB, 8))
+        text.go_back(2 * F - 60)
+        hold = ctx.kv.hold(0, 20, 40)
+        with pytest.raises(kvg.CacheFullError, match="aged"):
+            text.remove(10, 15, repair=0)
+        assert ctx.kv.seq_count(0, -1, -1).n_cells == len(text) == 2 * F - 60
+        hold.release()
+        text.remove(10, 15, repair=0)
+
+
 N_SEQ, MAX_POS = 3, 700
 Texts = list[list[tuple[int, int]]]  # of each sequence, positions and tokens
 
