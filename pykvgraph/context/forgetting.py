@@ -148,8 +148,8 @@ def compose(
     """Forgets cells of a sequence; in the composite cells that stay each head has tokens of its own choice.
 
     n_cells, read, repeat: as in chosen(). All cells that may be forgotten become one span, at the last of
-    their positions (kv_cache.composite). Where only one cell of it would stay, it is forgotten, too. policy: one
-    that tells heads apart (checked_composite).
+    their positions (kv_cache.composite). Where only one cell of it would stay, it is forgotten, too.
+    policy: one that tells heads apart (checked_composite).
 
     Raises as chosen() does, and what kv_cache.composite.compose() raises.
     """
