@@ -59,7 +59,9 @@ class NaiveEngine:
             groups=[SimpleNamespace(kind=kind, n_cells=n_ctx, window=w) for kind, w in groups],
             cells=lambda number: SimpleNamespace(seq=self._seq(number)),
         )
-        ctx: Any = SimpleNamespace(kv=kv, swa_full=False, n_seq_max=n_seq_max, n_batch=n_batch)
+        ctx: Any = SimpleNamespace(
+            kv=kv, swa_full=False, n_seq_max=n_seq_max, n_batch=n_batch, n_ubatch=n_batch
+        )
         self.admission = Admission(ctx, bool(window), False, least)
 
     def enter(self, new: RequestSequence, like: RequestSequence | None = None, n_found: int = 0) -> bool:

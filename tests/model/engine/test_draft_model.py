@@ -22,7 +22,7 @@ from pykvgraph.engine.speculation.draft_model import ModelDrafter
 CHOICES: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 0.7, "seed": 5},
-    {"temperature": 1.0, "seed": 6, "n": 2},
+    {"temperature": 1.0, "seed": 9, "n": 2},
     {"temperature": 0.0, "repeat_penalty": 1.3},
 ]
 

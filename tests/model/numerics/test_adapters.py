@@ -29,7 +29,8 @@ SPECS = [
     ArchSpec("qwen2moe", head_dim=16, n_expert=8, n_ff_shared=48),
     ArchSpec("gemma3", n_layer=3, window=24),
     ArchSpec("gpt-oss", window=24, n_expert=8),
-    ArchSpec("gpt-oss", window=24, n_expert=8, expert_weights=WeightType.Q8_0),
+    # of which each token takes both: rounded rows choose others of many
+    ArchSpec("gpt-oss", window=24, n_expert=2, expert_weights=WeightType.Q8_0),
     ArchSpec("phi3", head_dim=16, fused=True),
     ArchSpec("command-r", head_dim=16),
     ArchSpec("qwen35", n_layer=4, period=4, state_heads=4, n_rot=8, n_head=8),

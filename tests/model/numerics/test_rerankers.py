@@ -24,7 +24,7 @@ from pykvgraph.context.ranking import pooling_of_classes
 
 Architecture = Callable[[ArchSpec], Path]
 MEAN, FIRST = 1, 2
-MOST = 1e-4  # between scores
+MOST = 2e-4  # between scores: ggml's GELU is a table of F16
 
 BERT = ArchSpec("bert", head_dim=16, n_head_kv=4, pooling=RANK, n_classes=1)
 QWEN = ArchSpec("qwen3", pooling=RANK, n_classes=2)
@@ -76,8 +76,8 @@ def test_scores_are_libllamas(architecture: Architecture, spec: ArchSpec) -> Non
         assert np.abs(rounded - plain).max() <= where.rule(max(MOST, 2 * own))
         if model.encodes:  # whose K and V libllama doesn't round
             exact = scores_of(model, type_k="f32", type_v="f32", flash_attn="off")
-            # ggml rounds rows to F16 where weights are in F16, and our products don't
-            most = 2e-3 if spec.weights == WeightType.F16 else MOST
+            # ggml rounds rows to F16 beside F16, and our products don't; to Q8_0 each rounds its own
+            most = MOST if spec.weights == WeightType.F32 else 2e-3
             assert np.abs(exact - plain).max() <= where.rule(most)
 
 
