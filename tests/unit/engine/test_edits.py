@@ -35,7 +35,13 @@ class Host:
         self.kv = NaiveCache(N_CELLS, N_SEQ_MAX)
         model = SimpleNamespace(device="CPU", weight_bytes=0)
         ctx: Any = SimpleNamespace(
-            kv=self.kv, n_seq_max=N_SEQ_MAX, n_batch=N_BATCH, n_ctx=N_CELLS, swa_full=False, model=model
+            kv=self.kv,
+            n_seq_max=N_SEQ_MAX,
+            n_batch=N_BATCH,
+            n_ubatch=N_BATCH,
+            n_ctx=N_CELLS,
+            swa_full=False,
+            model=model,
         )
         self.running_set = RunningSet(ctx, 0, True)
         admission = Admission(ctx, False, False, 16)
