@@ -12,7 +12,7 @@ from pykvgraph.errors import InvalidArgumentError
 # by name; the numbers are those of kvgraph.h and of ggml
 CACHE_TYPES: dict[str, int] = {kind.name.removeprefix("KVG_TYPE_").lower(): kind for kind in KvgType}
 _STEP = 128  # AGING_STEP of native/src/memory/aging.h: the number of fresh cells is a multiple of it
-_WRITTEN = re.compile(r"(\w+)(?::(\w+)@(\d{1,9}))?")
+_WRITTEN = re.compile(r"(\w+)(?::(\w+)@([0-9]{1,9}))?", re.ASCII)
 
 
 class StoredAs(NamedTuple):

@@ -80,8 +80,6 @@ private:
     float * shares_of(const attend_job & job, uint32_t token, uint32_t head_kv);
     void observe_unit(const attend_job & job, const attend_unit & unit, float * merged, float * scratch);
     void add_observed(const attend_job & job);
-    void add_shares(const float * shares, size_t n);
-    void add_peaks(const float * peaks, size_t n, uint32_t head_kv);
 
     const cell_span & span_;
     old_rows old_;
