@@ -190,8 +190,8 @@ def kvzip(text: TextCells) -> Floats:
     return np.asarray(text.repeated.mean(axis=1, dtype=np.float64))
 
 
-def kvzip_of_heads(text: TextCells) -> Iterator[Iterator[Floats]]:
-    """kvzip() of each head of K."""
+def kvzip_of_heads(text: TextCells) -> HeadScores:
+    """As kvzip(), of each head of K."""
     assert text.repeated is not None
     heads = text.repeated[text.place_of_cell].T.astype(np.float64)
     begin = 0

@@ -157,7 +157,7 @@ class Engine(NotCopied):
         self._adapters = self.context.adapters
         self._tokenizer = model.tokenizer if model.has_tokenizer else None
         try:
-            if tiers is not None and any(group.n_fresh for group in self.context.kv.groups):
+            if tiers is not None and self.context.kv.ages:
                 raise UnsupportedError(
                     "tiers: rows that age can't be taken out of the cache; use one type for K and one for V"
                 )

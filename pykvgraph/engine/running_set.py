@@ -274,7 +274,7 @@ class RunningSet:
         """
         if not (sequence.runs and sequence.has_shifted):
             return
-        if any(group.n_fresh for group in self.kv.groups):
+        if self.kv.ages:
             raise DeviceError(
                 "texts that have shifted can't stop and go on where rows age: such rows stay in the cache; "
                 "let others end first, or use one type for K and one for V"

@@ -126,7 +126,7 @@ def _step(ctx: Context, depth: int, n: int) -> float:
 def _fill(ctx: Context, n: int) -> None:
     """Sequence 0 gets n cells of zeros; of groups with a window, those that the next token sees."""
     groups = ctx.kv.groups
-    if any(group.n_fresh for group in groups):  # nothing but decodes puts cells there
+    if ctx.kv.ages:  # nothing but decodes puts cells there
         for first in range(0, n, ctx.n_batch):
             batch = Batch()
             batch.extend(np.arange(min(ctx.n_batch, n - first)) % ctx.model.n_vocab, first, (0,), False)

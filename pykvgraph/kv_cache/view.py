@@ -131,6 +131,11 @@ class ReadableCache(NotCopied):
         return bool(self._info().can_shift)
 
     @property
+    def ages(self) -> bool:
+        """Whether K or V of old tokens goes to another type (`type_k="f16:q4_0@1024"`)."""
+        return any(group.n_fresh for group in self.groups)
+
+    @property
     def n_cells(self) -> int:
         """Number of cells, empty or not, in the first group; `groups` has the numbers of each group."""
         return int(self._group(0).n_cells)
