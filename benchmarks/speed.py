@@ -100,7 +100,7 @@ def measure(
     rows: list[dict[str, Any]] = json.loads(done.stdout)["results"]
     for row in rows:
         ratio = "" if row["ratio"] is None else f"  ours is {row['ratio']:.2f}x"
-        rate = f"{row['median']:>10.4g} {row['unit']}"
+        rate = "    not measured" if row["median"] is None else f"{row['median']:>10.4g} {row['unit']}"
         print(f"{row['test']:<18} {row['depth']:>5} {row['engine']:<24} {rate}{ratio}", flush=True)
     return rows
 

@@ -31,7 +31,8 @@ TYPES = (
     *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
     *("IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "F16", "BF16"),
 )
-TESTS = "-p 512 -n 48 -d 16 -t 2"
+TESTS = "-p 512 -n 48 -t 2 -d 16"
+TESTS_BESIDE_FORKS = "-p 512 -n 48 -t 2 -d 0"  # some forks' llama-bench has no -d
 N_THREADS = 2  # as TESTS says
 N_READ = 512 << 20  # bytes: more than any cache holds
 
@@ -63,7 +64,7 @@ def main() -> None:
     for name, path in files.items():
         n_bytes = read_by_token(path)
         before = read_rate(words)
-        rows = measure(path, TESTS, args.r, args.vs)
+        rows = measure(path, TESTS_BESIDE_FORKS if args.vs else TESTS, args.r, args.vs)
         memory = statistics.median([before, read_rate(words)])
         print(f"{name}: {n_bytes / 1e6:.0f} MB a token; memory gives {memory / 1e9:.1f} GB/s", flush=True)
         report["runs"].append({"model": name, "bytes": n_bytes, "memory": memory, "results": rows})
