@@ -2,6 +2,7 @@
 //   ROWS(first, stride, width, next)   rows of `width` bytes that are `stride` bytes apart, before others that are `next` bytes further on
 // Its fetch(offset) brings what is at this offset of all rows nearer. Functions that only do such a thing are always in line: GCC takes them
 // for functions without effects, and leaves calls out.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>

@@ -187,11 +187,26 @@ void multiply_many(const tile<form_of_many<W>> & weights, const rounded_rows<rou
     });
 }
 
+// Whether one row is multiplied by weights as they lie, row after row of them, where an instruction set has that.
+template <class W, class = void> constexpr bool READ_AS_IT_LIES = false;
+template <class W>
+void multiply_as_it_lies(const weight_rows & weights, const rounded_rows<rounded_256> & x, uint32_t n_blocks, float * out);
+
 template <class W> void run(const product_job & job, uint32_t begin, uint32_t end) {
     tile<form_of_many<W>> unpacked;
     const size_t stride = row_bytes<rounded_256>(job.n_in);
     run_tiles<tile_rows>(
-        job, begin, end, stride, [&](const tile_rows & weights, const uint8_t * rows, uint32_t n_rows, sums * out) {
+        job, begin, end, stride,
+        [&](const tile_rows & weights, const uint8_t * rows, uint32_t n_rows, sums * out) {
+            if constexpr (READ_AS_IT_LIES<W>) {
+                if (n_rows == 1) {
+                    for (uint32_t g = 0; g < GROUPS; ++g) {
+                        multiply_as_it_lies<W>(weights.group(g), {rows, rows + job.n_in, stride}, job.n_in / BLOCK,
+                                               out[0] + g * LANES);
+                    }
+                    return;
+                }
+            }
             for (uint32_t b = 0; b < job.n_in / BLOCK; ++b) {
                 const tile_rows block = weights.from(b * W::BYTES);
                 weights.fetch_behind<W::BYTES>(b * W::BYTES);
@@ -208,7 +223,8 @@ template <class W> void run(const product_job & job, uint32_t begin, uint32_t en
                     multiply_many<W>(unpacked, x, n_rows, out);
                 }
             }
-        });
+        },
+        !READ_AS_IT_LIES<W> || job.n_rows > 1);
 }
 
 } // namespace in_256
