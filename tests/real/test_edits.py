@@ -12,7 +12,7 @@ import pykvgraph as kvg
 
 pytestmark = pytest.mark.slow
 N_TEXT, CUT, N_BEHIND = 1000, range(300, 600), 200
-N_DOCUMENTS, N_DOCUMENT = 4, 300
+N_FRONT, N_DOCUMENTS, N_DOCUMENT = 100, 4, 300
 TRIALS = range(0, 250, 5) if THOROUGH else range(1)  # the first article of each
 # Few trials may be far from what many are on the average
 SLACK = 1 if THOROUGH else 1.5
@@ -59,19 +59,20 @@ def test_a_cut_and_its_repair(smollm2_f32: kvg.Model) -> None:
 
 
 def test_linked_documents_and_their_repair(smollm2_f32: kvg.Model) -> None:
-    """Four that were read alone, one behind the other; how much of the divergence is left."""
+    """Four that were read alone, one behind the other, behind a text; how much of the divergence is left."""
     found: dict[int, list[float]] = {0: [], 8: [], 32: [], 128: []}
-    begins = range(N_DOCUMENT, N_DOCUMENTS * N_DOCUMENT, N_DOCUMENT)
+    n_text = N_FRONT + N_DOCUMENTS * N_DOCUMENT
+    begins = range(N_FRONT, n_text, N_DOCUMENT)
     with open_context(smollm2_f32, n_ctx=3072, n_batch=128, n_seq_max=2) as ctx:
         for article in TRIALS:
-            ids = news_of(smollm2_f32, N_DOCUMENTS * N_DOCUMENT + N_BEHIND, article)
-            behind = ids[N_DOCUMENTS * N_DOCUMENT :]
-            parts = [ids[p : p + N_DOCUMENT] for p in (0, *begins)]
-            true = fresh(ctx, ids[: N_DOCUMENTS * N_DOCUMENT], behind)
+            ids = news_of(smollm2_f32, n_text + N_BEHIND, article)
+            behind = ids[n_text:]
+            true = fresh(ctx, ids[:n_text], behind)
             ctx.reset()
             text = kvg.Sequence(ctx)
-            for part in parts:
-                text.link(ctx.read(part), repair=0)
+            text.set(ids[:N_FRONT])
+            for p in begins:
+                text.link(ctx.read(ids[p : p + N_DOCUMENT]), repair=0)
             for k, kl in found.items():
                 text.repair([(p, p + k) for p in begins])
                 kl.append(float(divergences(true, behind_it(ctx, text, behind)).mean()))
