@@ -187,23 +187,26 @@ void multiply_many(const tile<form_of_many<W>> & weights, const rounded_rows<rou
     });
 }
 
-// Whether one row is multiplied by weights as they lie, row after row of them, where an instruction set has that.
-template <class W, class = void> constexpr bool READ_AS_IT_LIES = false;
-template <class W>
+// Up to how many rows are multiplied by weights as they lie, row after row of them, where an instruction set has that.
+template <class W, class = void> constexpr uint32_t ROWS_AS_IT_LIES = 0;
+template <class W, uint32_t N>
 void multiply_as_it_lies(const weight_rows & weights, const rounded_rows<rounded_256> & x, uint32_t n_blocks, float * out);
 
 template <class W> void run(const product_job & job, uint32_t begin, uint32_t end) {
+    constexpr uint32_t MOST = ROWS_AS_IT_LIES<W>;
     tile<form_of_many<W>> unpacked;
     const size_t stride = row_bytes<rounded_256>(job.n_in);
     run_tiles<tile_rows>(
         job, begin, end, stride,
         [&](const tile_rows & weights, const uint8_t * rows, uint32_t n_rows, sums * out) {
-            if constexpr (READ_AS_IT_LIES<W>) {
-                if (n_rows == 1) {
-                    for (uint32_t g = 0; g < GROUPS; ++g) {
-                        multiply_as_it_lies<W>(weights.group(g), {rows, rows + job.n_in, stride}, job.n_in / BLOCK,
-                                               out[0] + g * LANES);
-                    }
+            if constexpr (MOST > 0) {
+                if (n_rows <= MOST) {
+                    by<MOST>(n_rows, [&](auto n, uint32_t) {
+                        for (uint32_t g = 0; g < GROUPS; ++g) {
+                            multiply_as_it_lies<W, n>(weights.group(g), {rows, rows + job.n_in, stride}, job.n_in / BLOCK,
+                                                      out[0] + g * LANES);
+                        }
+                    });
                     return;
                 }
             }
@@ -224,7 +227,7 @@ template <class W> void run(const product_job & job, uint32_t begin, uint32_t en
                 }
             }
         },
-        !READ_AS_IT_LIES<W> || job.n_rows > 1);
+        job.n_rows > MOST);
 }
 
 } // namespace in_256
