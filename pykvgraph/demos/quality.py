@@ -185,8 +185,9 @@ class Quality:
             tick()
         for name in self._tasks:
             text = fitted(name, self._source, f"{self._seed} {i} {name}", self._length, self._n_tokens)
+            passage = self._passage_of(text)
             for case, ctx, measured in zip(self.cases, contexts, found, strict=True):
-                for score, value in self._asked(name, text, case, ctx).items():
+                for score, value in self._asked(name, text, passage, case, ctx).items():
                     measured.scores.setdefault(score, []).append(value)
                 tick()
         return found
@@ -201,10 +202,12 @@ class Quality:
         nexts = np.array(self._ids[begin + n : begin + n + N_NEXT + 1], np.int32)
         return Passage(ids, self._bos, self._ids[other : other + self._n_other]), nexts
 
-    def _asked(self, name: str, text: TaskText, case: Case, ctx: Context) -> dict[str, float]:
-        """What is right of a task's answers."""
+    def _asked(
+        self, name: str, text: TaskText, passage: Passage, case: Case, ctx: Context
+    ) -> dict[str, float]:
+        """What is right of a task's answers. passage: the text's tokens."""
         ctx.reset()
-        case.way.read(ctx, self._passage_of(text))
+        case.way.read(ctx, passage)
         scores = []
         for probe in text.probes:
             ctx.kv.seq_cp(TEXT, _FORK, -1, -1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from pykvgraph.checks import shown
@@ -42,13 +42,26 @@ class Passage:
     """A text as it is to stand in the cache: ids. bos: what the model wants before a text; None: nothing.
 
     other: tokens from elsewhere, of which an edit takes those that it cuts out. cut: where it cuts and which
-    tokens, in place of what its case says.
+    tokens, in place of what its case says. states: what sequence TEXT was in a context once all was decoded
+    as it stands (decode_whole).
     """
 
     ids: Ids
     bos: int | None = None
     other: Ids = ()
     cut: tuple[int, Ids] | None = None
+    states: dict[Context, bytes] = field(default_factory=dict, compare=False, repr=False)
+
+    def decode_whole(self, ctx: Context) -> None:
+        """Decodes the text as it stands, in sequence TEXT of an empty cache; the first time. Then loads it.
+
+        A loaded text is the decoded one to the bit, and takes a copy of K and V in place of its decoding.
+        """
+        if ctx in self.states:
+            ctx.kv.load(self.states[ctx], TEXT)
+        else:
+            append(ctx, TEXT, self.ids)
+            self.states[ctx] = ctx.kv.save(TEXT)
 
 
 class ReadingWay(Protocol):
@@ -80,7 +93,7 @@ class FullText:
 
     def read(self, ctx: Context, passage: Passage) -> None:
         """Batch by batch."""
-        append(ctx, TEXT, passage.ids)
+        passage.decode_whole(ctx)
 
 
 @dataclass(frozen=True)
@@ -239,7 +252,7 @@ class ForgottenText:
             for begin in range(0, len(passage.ids), n_at_once):
                 prefill.append_batch(passage.ids[begin : begin + n_at_once])
             return
-        append(ctx, TEXT, passage.ids)
+        passage.decode_whole(ctx)
         text = TokenSequence(ctx, TEXT)
         text.record(passage.ids)
         n_cells = round((self.share or 0) * len(passage.ids))

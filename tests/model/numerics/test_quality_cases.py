@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,15 @@ from support.referee import Referee
 
 import pykvgraph as kvg
 from pykvgraph.demos.quality import N_NEXT, CaseResult, Quality
-from pykvgraph.demos.quality_cases import APART, FULL, TEXT, ForgottenText, Passage, parse_case
+from pykvgraph.demos.quality_cases import (
+    APART,
+    FULL,
+    TEXT,
+    ForgottenText,
+    Passage,
+    append,
+    parse_case,
+)
 from pykvgraph.errors import InvalidArgumentError
 
 PAGE = (Path(__file__).parents[3] / "docs" / "glossary.md").read_text(encoding="utf-8")
@@ -279,6 +288,30 @@ def test_every_case_on_one_text(model: kvg.Model) -> None:
     assert 50 <= by_case["shift keep=4 discard=10"].n_cells <= 60
     assert all(each.n_cells == 120 for each in others if "shift" not in each.case)
     assert by_case["ctk bf16"].kl_mean < 0.1 * by_case["link 3x20"].kl_mean
+
+
+def test_a_text_is_decoded_once(model: kvg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all cases of the same types that begin with it; the figures are as if each decoded it."""
+    cases = ["forget snapkv .5", "forget keydiff .5 composite", "ctk bf16", "ctk bf16 forget tova .25"]
+    options: dict[str, Any] = {"length": 420, "tasks": ["niah_single_1"]}
+    decode, counts = kvg.Context.decode, [0]
+
+    def counted(self: kvg.Context, batch: kvg.Batch, *arguments: Any, **others: Any) -> None:
+        counts[0] += len(batch)
+        decode(self, batch, *arguments, **others)
+
+    def decode_whole(self: Passage, ctx: kvg.Context) -> None:
+        append(ctx, TEXT, self.ids)
+        lengths.append(len(self.ids))
+
+    monkeypatch.setattr(kvg.Context, "decode", counted)
+    once = measured(model, cases, 1, **options)
+    n_once, counts[0] = counts[0], 0
+    lengths: list[int] = []
+    monkeypatch.setattr(Passage, "decode_whole", decode_whole)
+    assert measured(model, cases, 1, **options) == once
+    assert len(lengths) == 2 * 5 and lengths[0] == 420
+    assert counts[0] - n_once == sum(lengths) * 3 // 5  # two types of K
 
 
 def test_a_seed_is_a_text(model: kvg.Model) -> None:
