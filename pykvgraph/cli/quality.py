@@ -132,6 +132,8 @@ def quality(
                         [composite]      of them when all is read (0.5), or all
                                          the time, so that N are left; each head
                                          chooses those that it keeps
+      CASE asked                         what a task asks is read with its text,
+                                         before anything is forgotten
 
     Tasks hide something in a text of --length tokens and ask for it. Six are RULER's, by its definitions. Of
     erase's two facts an edit cuts out one; the other must be known then, and that one not. chat asks for what

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, TypeAlias
 
@@ -18,7 +18,7 @@ from pykvgraph.context.context import Context
 from pykvgraph.demos.divergence import Divergence, diverged
 from pykvgraph.demos.perplexity import Logits, Tokens, bos_of, estimate
 from pykvgraph.demos.quality_cases import FULL, TEXT, Case, Passage
-from pykvgraph.demos.quality_tasks import TaskText, WordSource, fitted
+from pykvgraph.demos.quality_tasks import Probe, TaskText, WordSource, fitted
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.model.model import Model
 from pykvgraph.params.params import ContextParams
@@ -186,8 +186,10 @@ class Quality:
         for name in self._tasks:
             text = fitted(name, self._source, f"{self._seed} {i} {name}", self._length, self._n_tokens)
             passage = self._passage_of(text)
+            asked = [self._with_question(passage, probe) for probe in text.probes]
             for case, ctx, measured in zip(self.cases, contexts, found, strict=True):
-                for score, value in self._asked(name, text, passage, case, ctx).items():
+                passages = asked if case.asked else [passage] * len(asked)
+                for score, value in self._asked(name, text, passages, case, ctx).items():
                     measured.scores.setdefault(score, []).append(value)
                 tick()
         return found
@@ -203,16 +205,19 @@ class Quality:
         return Passage(ids, self._bos, self._ids[other : other + self._n_other]), nexts
 
     def _asked(
-        self, name: str, text: TaskText, passage: Passage, case: Case, ctx: Context
+        self, name: str, text: TaskText, passages: Sequence[Passage], case: Case, ctx: Context
     ) -> dict[str, float]:
-        """What is right of a task's answers. passage: the text's tokens."""
-        ctx.reset()
-        case.way.read(ctx, passage)
+        """What is right of a task's answers. passages: what is read before each is asked."""
         scores = []
-        for probe in text.probes:
+        there: Passage | None = None
+        for probe, passage in zip(text.probes, passages, strict=True):
+            if passage is not there:
+                ctx.reset()
+                case.way.read(ctx, passage)
+                there = passage
             ctx.kv.seq_cp(TEXT, _FORK, -1, -1)
-            said = ""
-            for piece in generate(ctx, self._behind(probe.question), seq=_FORK, max_tokens=text.n_answer):
+            said, question = "", self._behind(probe.question)[-1 if case.asked else 0 :]
+            for piece in generate(ctx, question, seq=_FORK, max_tokens=text.n_answer):
                 said += piece.text
                 if all(answer.lower() in said.lower() for answer in probe.answers):
                     break  # whatever else is said
@@ -230,6 +235,10 @@ class Quality:
         before = encode(text.text[:at])
         ids = [*before, *self._behind(text.text[at:])]
         return Passage(ids, self._bos, (), (len(before), self._behind(sentence)))
+
+    def _with_question(self, passage: Passage, probe: Probe) -> Passage:
+        """The text, and of the question all but the last token, with which an answer begins."""
+        return replace(passage, ids=[*passage.ids, *self._behind(probe.question)[:-1]], states={})
 
     def _behind(self, text: str) -> list[int]:
         """The tokens of a text that goes on another one."""

@@ -1,7 +1,8 @@
 """Cases of `pykvgraph quality`: ways to get a text into the cache, each written as a line.
 
 A case is one of FORMS. `ctk TYPE` and `ctv TYPE`, the types of K and V, are cases too, and may stand before
-each of the others: `ctk q8_0 ctv q8_0 shift keep=32 discard=512`.
+each of the others: `ctk q8_0 ctv q8_0 shift keep=32 discard=512`. `asked` may stand behind each: what a task
+asks is read with its text then, before anything is done to that.
 """
 
 from __future__ import annotations
@@ -53,14 +54,15 @@ class Passage:
     states: dict[Context, bytes] = field(default_factory=dict, compare=False, repr=False)
 
     def decode_whole(self, ctx: Context) -> None:
-        """Decodes the text as it stands, in sequence TEXT of an empty cache; the first time. Then loads it.
+        """Gets the text as it stands into sequence TEXT of an empty cache: decoded once, later loaded.
 
-        A loaded text is the decoded one to the bit, and takes a copy of K and V in place of its decoding.
+        A loaded text is the decoded one to the bit. A cache whose types fall with age can't be loaded.
         """
         if ctx in self.states:
             ctx.kv.load(self.states[ctx], TEXT)
-        else:
-            append(ctx, TEXT, self.ids)
+            return
+        append(ctx, TEXT, self.ids)
+        if not ctx.kv.ages:
             self.states[ctx] = ctx.kv.save(TEXT)
 
 
@@ -262,19 +264,24 @@ class ForgottenText:
 
 @dataclass(frozen=True)
 class Case:
-    """A way to get a text into a cache of some types. text: as it is typed, one blank between words."""
+    """A way to get a text into a cache of some types. text: as it is typed, one blank between words.
+
+    asked: a task's question, but for its last token, is a part of the text.
+    """
 
     text: str
     way: ReadingWay
     type_k: str = ContextParams.type_k
     type_v: str = ContextParams.type_v
+    asked: bool = False
 
     @property
     def policy(self) -> str:
         """What cases have in common that differ in the numbers of their operation alone."""
         types = (("ctk", self.type_k, ContextParams.type_k), ("ctv", self.type_v, ContextParams.type_v))
         words = [f"{name} {value}" for name, value, default in types if value != default]
-        return " ".join(words if words and isinstance(self.way, FullText) else [*words, self.way.name])
+        way = [] if words and isinstance(self.way, FullText) else [self.way.name]
+        return " ".join([*words, *way, *["asked"] * self.asked])
 
 
 FULL = Case("full", FullText())
@@ -288,14 +295,16 @@ def parse_case(text: str) -> Case:
     while len(rest) > 1 and rest[0] in types:
         name, value, rest = rest[0], rest[1], rest[2:]
         types[name] = str(parse_cache_type(value, name))
-    line = " ".join(rest) if rest or not words else "full"
+    asked = rest[-1:] == ["asked"]
+    rest = rest[:-1] if asked else rest
+    line = " ".join(rest) if rest or len(words) == asked else "full"
     for pattern, make in _WAYS:
         found = re.fullmatch(pattern.replace("N", r"(\d{1,8})"), line)
         if found:
             values = (int(each) if each and each.isdigit() else each for each in found.groups())
-            return Case(" ".join(words), make(*values), types["ctk"], types["ctv"])
+            return Case(" ".join(words), make(*values), types["ctk"], types["ctv"], asked)
     forms = ", ".join(repr(form) for form in (*FORMS, "ctk TYPE", "ctv TYPE"))
-    raise InvalidArgumentError(f"{shown(text)} is no case: expected one of {forms}")
+    raise InvalidArgumentError(f"{shown(text)} is no case: expected one of {forms}, and `asked` behind it")
 
 
 _WAYS: tuple[tuple[str, Callable[..., ReadingWay]], ...] = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,6 +15,7 @@ from support.real import divergences, log_probabilities
 from support.referee import Referee
 
 import pykvgraph as kvg
+from pykvgraph.demos import quality
 from pykvgraph.demos.quality import N_NEXT, CaseResult, Quality
 from pykvgraph.demos.quality_cases import (
     APART,
@@ -165,6 +166,9 @@ def test_parsed() -> None:
         "forget keydiff composite",
         ForgottenText("keydiff", None, 80, True),
     )
+    asked = parse_case("ctk q8_0 asked")
+    assert (asked.text, asked.policy, asked.way) == ("ctk q8_0 asked", "ctk q8_0 asked", FULL.way)
+    assert (asked.asked, parse_case("full").asked) == (True, False)
     assert parse_case("edit 20:50 repair=70").way.n_extra() == parse_case("link 2x99 repair=70").way.n_extra()
 
 
@@ -186,7 +190,13 @@ def test_parsed() -> None:
         *("shift keep=1 discard=0", "shift keep=-1 discard=2", "self-extend", "self-extend 0", "edit 5"),
         *("edit 5:5", "edit 7:3", "edit -1:3", "link 0x3", "link 3x0", "link 3", "edit 1:999999999999"),
         *("forget", "forget keydiff", "forget keydiff 1.5", "forget lru 0.5", "forget window cells=68"),
-        *("forget window 0.5 composite", "forget keydiff 0.5 composites", "forget keydiff composite"),
+        *(
+            "forget window 0.5 composite",
+            "forget keydiff 0.5 composites",
+            "forget keydiff composite",
+            "asked",
+            "full asked 1",
+        ),
     ],
 )
 def test_what_is_no_case(text: str) -> None:
@@ -287,6 +297,8 @@ def test_every_case_on_one_text(model: kvg.Model) -> None:
     assert 34 <= by_case["shift keep=4 discard=30 cells=64"].n_cells <= 64
     assert 50 <= by_case["shift keep=4 discard=10"].n_cells <= 60
     assert all(each.n_cells == 120 for each in others if "shift" not in each.case)
+    _, aged = measured(model, ["ctk f32:f16@32 ctv f32:f16@32 forget window .25"], 1, length=120)
+    assert aged.n_cells == 90
     assert by_case["ctk bf16"].kl_mean < 0.1 * by_case["link 3x20"].kl_mean
 
 
@@ -312,6 +324,26 @@ def test_a_text_is_decoded_once(model: kvg.Model, monkeypatch: pytest.MonkeyPatc
     assert measured(model, cases, 1, **options) == once
     assert len(lengths) == 2 * 5 and lengths[0] == 420
     assert counts[0] - n_once == sum(lengths) * 3 // 5  # two types of K
+
+
+def test_a_question_that_is_read_with_the_text(model: kvg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but its last token, and each of a text's questions; the same is said where nothing is forgotten."""
+    said: list[list[str]] = []
+    prompts: list[tuple[int, int]] = []
+
+    def told(ctx: kvg.Context, prompt: list[int], **options: Any) -> Iterator[Any]:
+        prompts.append((ctx.kv.n_used, len(prompt)))
+        said.append([])
+        for piece in kvg.generate(ctx, prompt, **options):
+            said[-1].append(piece.text)
+            yield piece
+
+    monkeypatch.setattr(quality, "generate", told)
+    measured(model, ["full asked", "forget window .5 asked"], 1, length=200, tasks=["erase"])
+    (n, n_asked), (_, n_other) = prompts[:2]
+    assert said[:2] == said[2:4] and said[0] != said[1]
+    assert prompts[2:4] == [(n + n_asked - 1, 1), (n + n_other - 1, 1)] and n_asked > 5
+    assert prompts[4:] == [(cells - round(cells / 2), 1) for cells, _ in prompts[2:4]]
 
 
 def test_a_seed_is_a_text(model: kvg.Model) -> None:
