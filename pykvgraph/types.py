@@ -38,6 +38,7 @@ class ModelInfo:
     classifies_by_mean: bool = False
     n_draft_heads: int = 0
     has_draft_head: bool = False
+    n_embd_target: int = 0
     kept_on_cpu: tuple[str, ...] = ()
 
 

@@ -177,6 +177,7 @@ typedef struct kvg_model_info {
     int32_t classifies_by_mean; /* 1: by the mean of a text's states; 0: by one, an encoder's first, another's last */
     int32_t n_draft_heads;      /* of the layers the last ones are draft heads: 0, or 1 where they were asked for */
     int32_t has_draft_head;     /* 1: the file has a draft head that can be used here, whether it was asked for or not */
+    int64_t n_embd_target; /* an assistant, which drafts for another model: the width of that model's states; 0: it is none */
     const char * kept_on_cpu; /* why the CPU multiplies matrices of layers on another device: a line for each; NULL for none */
 } kvg_model_info;
 
@@ -202,6 +203,9 @@ typedef struct kvg_model_params {
     int32_t
         draft_heads; /* 1: the model's own draft head is one more layer, with cells of its own, for kvg_draft. KVG_UNSUPPORTED for a file
                             that has none, and for a stage */
+    const char *
+        assistant; /* a file that drafts for the model in place of a draft head (architecture gemma4-assistant); NULL: none. KVG_UNSUPPORTED for
+                      one of another model. It lies where the model's output does, and has no cells: it reads the model's */
 } kvg_model_params;
 
 KVG_API kvg_status kvg_model_load(const char * path, const kvg_model_params * params, kvg_model ** out);
@@ -435,10 +439,10 @@ typedef struct kvg_draft_request {
     int32_t * drafted; /* (n, most): set by the call; -1 behind the last one */
 } kvg_draft_request;
 
-/* Drafts tokens that may follow texts, by the model's own draft head: the likeliest one behind each text, and then behind that one. Fewer for
-   a text whose last state is not known: that of the last tokens of a decode is, until others take its place. Cells are needed for all tokens
-   but no longer than the call; apart from that it is as kvg_decode. output: rows of the head's logits and states, one for each drafted token:
-   first the first ones of all texts, then the second ones; no scores; NULL: not wanted. KVG_UNSUPPORTED without a draft head. */
+/* Drafts tokens that may follow texts, by the model's draft head or assistant: the likeliest one behind each text, and then behind that one. Fewer for
+   a text whose last state is not known: that of the last tokens of a decode is, until others take its place. Of a draft head cells are needed
+   for all tokens, but no longer than the call, and of an assistant none; apart from that it is as kvg_decode. output: rows of its logits and states, one for each drafted token:
+   first the first ones of all texts, then the second ones; no scores; NULL: not wanted. KVG_UNSUPPORTED without either. */
 KVG_API kvg_status kvg_draft(kvg_context * context, const kvg_draft_request * request, kvg_output * output);
 
 /* The scores of n texts by the model's classifier. states: what each text's states were pooled into, (n, n_embd); scores:

@@ -386,6 +386,7 @@ class KvgModelInfo(Structure):
         ("classifies_by_mean", c_int32),
         ("n_draft_heads", c_int32),
         ("has_draft_head", c_int32),
+        ("n_embd_target", c_int64),
         ("kept_on_cpu", c_char_p),
     )
 
@@ -413,6 +414,7 @@ class KvgModelParams(Structure):
         ("layer_begin", c_int64),
         ("layer_end", c_int64),
         ("draft_heads", c_int32),
+        ("assistant", c_char_p),
     )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pykvgraph.cli.verb import option
 from pykvgraph.errors import KVGraphError
+
+if TYPE_CHECKING:
+    from pykvgraph.types import ModelInfo
 
 Command = Callable[..., None]
 
@@ -24,7 +27,8 @@ def spec_type_option(unless_given: str) -> Callable[[Command], Command]:
         metavar="TYPE",
         show_default=unless_given,
         help="Drafts: ngram-simple: what followed the last tokens where they came before; draft-simple: what "
-        "the model of -md proposes; draft-mtp: what the model's own draft head does; none.",
+        "the model of -md proposes; draft-mtp: what the model's own draft head does, or the assistant of -md "
+        "(gemma4-assistant); none.",
     )
 
 
@@ -89,19 +93,41 @@ def spec_type_of(
         raise click.UsageError(f"--spec-type {wanted}: here it is one of {', '.join(SPEC_TYPES)}")
     if wanted == "draft-simple" and not model_draft:
         raise click.UsageError("--spec-type draft-simple: name the draft model, with -md FILE")
-    if wanted in ("ngram-simple", "draft-mtp") and model_draft:
+    kind = None if model_draft is None else "draft-mtp" if _is_assistant(model_draft) else "draft-simple"
+    if kind and wanted in ("ngram-simple", "draft-mtp") and wanted != kind:
         raise click.UsageError(f"--spec-type {wanted} has no use for -md: leave one of them out")
-    if model_draft:
-        return "draft-simple"
+    if kind:
+        return kind
     return wanted or ("draft-mtp" if _has_draft_head(model, kv_overrides) else "none")
+
+
+def of_model(spec_type: str, model_draft: str | None) -> dict[str, Any]:
+    """Model's arguments for the model that is drafted for; spec_type: as spec_type_of() has found it."""
+    drafts_itself = spec_type == "draft-mtp"
+    return {
+        "draft_heads": drafts_itself and model_draft is None,
+        "assistant": model_draft if drafts_itself else None,
+    }
 
 
 def _has_draft_head(model: str, kv_overrides: dict[str, bool | int | float | str]) -> bool:
     """False also for what is no model that runs here: who loads it says why."""
+    info = _info(model, kv_overrides)
+    return info is not None and info.has_draft_head
+
+
+def _is_assistant(model: str) -> bool:
+    """So too."""
+    info = _info(model, {})
+    return info is not None and info.n_embd_target > 0
+
+
+def _info(model: str, kv_overrides: dict[str, bool | int | float | str]) -> ModelInfo | None:
+    """None: it is no model that runs here."""
     from pykvgraph.model.gguf_file import GgufFile
 
     try:
         with GgufFile(model, kv_overrides=kv_overrides) as file:
-            return file.model_info().has_draft_head
+            return file.model_info()
     except (KVGraphError, OSError, MemoryError):
-        return False
+        return None

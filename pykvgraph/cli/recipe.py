@@ -26,10 +26,6 @@ _KINDS = {
 }
 
 
-# of an encoder
-_NOTHING = ["nothing stays: it makes vectors of texts"]
-
-
 def recipe_lines(
     recipe: ModelInfo,
     layers: Sequence[LayerSpec],
@@ -45,7 +41,7 @@ def recipe_lines(
     lines = [
         ("layers", f"{recipe.n_layer} of width {recipe.n_embd:,}"),
         ("heads", _heads(layers)),
-        *(("cells", line) for line in (_NOTHING if recipe.encodes else _cells(layers))),
+        *(("cells", line) for line in _kept(recipe, layers)),
         *(("K and V", line) for line in _borrowed(layers)),
         *(("states", line) for line in _states(layers, keys)),
         ("rope", _rope(layers, keys, tensors)),
@@ -60,6 +56,15 @@ def recipe_lines(
         ("trained for", f"{recipe.n_ctx_train:,} positions"),
         ("weights", f"{recipe.n_params:,} in {size_text(recipe.weight_bytes)}: {_types(tensors)}"),
     ]
+
+
+def _kept(recipe: ModelInfo, layers: Sequence[LayerSpec]) -> list[str]:
+    if recipe.encodes:
+        return ["nothing stays: it makes vectors of texts"]
+    if recipe.n_embd_target:
+        target = recipe.arch.removesuffix("-assistant")
+        return [f"those of a {target} model of width {recipe.n_embd_target:,}, for which it drafts (-md)"]
+    return _cells(layers)
 
 
 def tokenizer_text(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> str:

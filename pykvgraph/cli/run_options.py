@@ -13,7 +13,7 @@ import click
 
 from pykvgraph.checks import INT32_MAX
 from pykvgraph.cli.adapters import Adapters, adapter_options
-from pykvgraph.cli.draft import draft_options, spec_type_of, spec_type_option
+from pykvgraph.cli.draft import draft_options, of_model, spec_type_of, spec_type_option
 from pykvgraph.cli.log_options import log_options
 from pykvgraph.cli.n_ctx import sized
 from pykvgraph.cli.rope import rope_options
@@ -49,8 +49,8 @@ _OF_CONTEXT = (*_SIZES, "type_k", "type_v", "swa_full", "flash_attn", "defrag_th
 class RunOptions:
     """What was asked for. context: Context's arguments; n_ctx may be None. sampling: SamplingParams's.
 
-    margin: per cent of the free memory, for others. spec_type: one of SPEC_TYPES. model_draft: a file; None:
-    there is no draft model.
+    margin: per cent of the free memory, for others. spec_type: one of SPEC_TYPES. model_draft: a file, of an
+    assistant with draft-mtp; None: there is none.
     """
 
     where: Where
@@ -64,7 +64,7 @@ class RunOptions:
 
     def of_model(self) -> dict[str, Any]:
         """As Model takes it; servers are connected first."""
-        return {**self.where.model(), "draft_heads": self.spec_type == "draft-mtp"}
+        return {**self.where.model(), **of_model(self.spec_type, self.model_draft)}
 
     def context_for(
         self,
@@ -101,7 +101,7 @@ class RunOptions:
 
         with contextlib.ExitStack() as opened:
             second = None
-            if self.model_draft is not None:
+            if self.model_draft is not None and self.spec_type == "draft-simple":
                 second = opened.enter_context(kvg.Model(self.model_draft, **self.where.of_model()))
             try:
                 arguments = self.context_for(model, n_grp, draft=second, **others)
@@ -177,7 +177,7 @@ def run_options(
 
 def _spec_type(wanted: str | None, model_draft: str | None) -> str:
     """Without --spec-type and -md there are no drafts: not every model can have them here."""
-    found = spec_type_of(wanted or ("draft-simple" if model_draft else "none"), model_draft, "", {})
+    found = spec_type_of(wanted or (None if model_draft else "none"), model_draft, "", {})
     if found == "ngram-simple":
         raise click.UsageError("--spec-type ngram-simple: serve and batch have such drafts")
     return found

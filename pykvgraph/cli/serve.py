@@ -129,7 +129,10 @@ def _engine(
     return EngineSpec(
         model,
         draft,
-        where.of_model(),
+        {
+            **where.of_model(),
+            "assistant": given["model_draft"] if settings.spec_type == "draft-mtp" else None,
+        },
         _context(where, given),
         _tiers(given),
         tuple(where.endpoints()),

@@ -48,23 +48,26 @@ class Model(Closable):
     the type that the file has there (docs/overrides.md). layers: a range: this process has these layers
     alone, as a stage of a pipeline (docs/streams.md); None: all. The first stage has the token embeddings,
     too, and the last one the output. draft_heads: whether the model's own draft head (MTP) is there, for an
-    engine's drafts (docs/many-requests.md); it takes weights and cells like one more layer.
+    engine's drafts (docs/many-requests.md); it takes weights and cells like one more layer. assistant: the
+    GGUF file of a small model that drafts for this one in place of a head (gemma4-assistant for Gemma 4); it
+    attends to this model's cells, and has none.
 
     Attributes. path: the absolute path. arch: the architecture's name in the file. device: the names of the
     devices that the layers are on, separated by commas. layer_devices: the device of each layer, and last
     that of the output; "" for what another stage has. n_layer: number of layers, with the draft head.
     n_draft_heads: of the layers the last ones are draft heads, 0 or 1. has_draft_head: whether the file has
-    one that can be used here. stage: the range of those
-    that are here. n_embd: size of a hidden state. n_head, n_head_kv,
-    head_dim: query heads, heads of K and V, and size of a head, each the largest of any layer. layers: a
-    LayerSpec for each layer. n_vocab: number of logits per token, which can be more than the tokenizer has
-    tokens. n_ctx_train: number of positions that the model was trained for. n_params: number of weights that
-    are here. weight_bytes: their size in bytes. encodes: whether it is an encoder (BERT): it gives hidden
-    states and no logits, a text is decoded by one call, and the cache keeps nothing of it. n_classes: scores
-    that its classifier gives a text; 0: it is no reranker. classifies_by_mean: whether the classifier sees
-    the mean of a text's states, not one of them. has_tokenizer: whether the file says how text becomes
-    tokens; without, token ids are decoded all the same. kept_on_cpu: a sentence for each matrix that the CPU
-    multiplies since the device of its layer can't. All attributes stay readable after the model is closed.
+    one that can be used here. assistant: the path of the assistant, or None. drafts: whether the model has a
+    draft head or an assistant. stage: the range of those layers that are here. n_embd: size of a hidden
+    state. n_head, n_head_kv, head_dim: query heads, heads of K and V, and size of a head, each the largest of
+    any layer. layers: a LayerSpec for each layer. n_vocab: number of logits per token, which can be more
+    than the tokenizer has tokens. n_ctx_train: number of positions that the model was trained for. n_params:
+    number of weights that are here. weight_bytes: their size in bytes. encodes: whether it is an encoder
+    (BERT): it gives hidden states and no logits, a text is decoded by one call, and the cache keeps nothing
+    of it. n_classes: scores that its classifier gives a text; 0: it is no reranker. classifies_by_mean:
+    whether the classifier sees the mean of a text's states, not one of them. has_tokenizer: whether the file
+    says how text becomes tokens; without, token ids are decoded all the same. kept_on_cpu: a sentence for
+    each matrix that the CPU multiplies since the device of its layer can't. All attributes stay readable
+    after the model is closed.
 
     A context goes on working when its model is closed; the weights are freed with the last context.
 
@@ -84,8 +87,10 @@ class Model(Closable):
         kv_overrides: Overrides | None = ModelParams.kv_overrides,
         layers: range | None = ModelParams.layers,
         draft_heads: bool = ModelParams.draft_heads,
+        assistant: str | os.PathLike[str] | None = ModelParams.assistant,
     ) -> None:
-        given = ModelParams(device, n_gpu_layers, tensor_split, kv_overrides, layers, draft_heads)
+        given = ModelParams(device, n_gpu_layers, tensor_split, kv_overrides, layers, draft_heads, assistant)
+        self.assistant = given.assistant
         self.kv_overrides = dict(given.kv_overrides or {})
         self._where = {field.name: getattr(given, field.name) for field in fields(given)}
         params = given.native()
@@ -117,6 +122,7 @@ class Model(Closable):
         self.classifies_by_mean = info.classifies_by_mean
         self.n_draft_heads = info.n_draft_heads
         self.has_draft_head = info.has_draft_head
+        self.drafts = info.n_draft_heads > 0 or self.assistant is not None
         self.kept_on_cpu = info.kept_on_cpu
         for reason in self.kept_on_cpu:
             _log.warning("%s; the CPU does", reason)

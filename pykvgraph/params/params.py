@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pykvgraph._native.ffi import KvgContextParams, KvgFlashAttn, KvgKvTier, KvgModelParams
 from pykvgraph._native.fork import importing
 from pykvgraph._native.library import sized
-from pykvgraph.checks import INT32_MAX, flag, indices, integer, real, shown, strings
+from pykvgraph.checks import INT32_MAX, flag, indices, integer, native_path, real, shown, strings
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.params.biases import checked_biases
 from pykvgraph.params.cache_type import CACHE_TYPES, fresh_cells, parse_cache_type
@@ -79,6 +81,7 @@ class ModelParams:
     kv_overrides: Overrides | None = None
     layers: range | None = None
     draft_heads: bool = False
+    assistant: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.device, str) or not self.device.isascii() or "\0" in self.device:
@@ -92,6 +95,7 @@ class ModelParams:
             kv_overrides=checked_overrides(self.kv_overrides),
             layers=None if self.layers is None else _stage(self.layers),
             draft_heads=flag(self.draft_heads, "draft_heads"),
+            assistant=None if self.assistant is None else Path(os.fsdecode(native_path(self.assistant))),
         )
 
     def native(self) -> KvgModelParams:
@@ -109,6 +113,7 @@ class ModelParams:
             layer_begin=layers.start,
             layer_end=layers.stop,
             draft_heads=self.draft_heads,
+            assistant=None if self.assistant is None else native_path(self.assistant),
         )
 
 

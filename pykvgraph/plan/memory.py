@@ -26,19 +26,23 @@ def plan_memory(
     kv_overrides: Overrides | None = ModelParams.kv_overrides,
     layers: range | None = ModelParams.layers,
     draft_heads: bool = ModelParams.draft_heads,
+    assistant: str | os.PathLike[str] | None = ModelParams.assistant,
     adapters: Iterable[str | os.PathLike[str]] = (),
     **context: Any,
 ) -> tuple[DevicePart, ...]:
     """The memory that a Model and a Context with these arguments would use on each device, the CPU last.
 
-    path, device, n_gpu_layers, tensor_split, kv_overrides, layers, draft_heads: as Model takes them.
+    path, device, n_gpu_layers, tensor_split, kv_overrides, layers, draft_heads, assistant: as Model
+    takes them.
     adapters: files of LoRA adapters that take part; graphs are larger with them, and their own matrices are
     not counted.
     context: the other keyword arguments of Context (n_ctx, type_k, ...). No weights are loaded and no cache
     is allocated. Raises what Model, model.load_adapter() and Context raise, except DeviceError for a device
     with too little memory.
     """
-    model_params = ModelParams(device, n_gpu_layers, tensor_split, kv_overrides, layers, draft_heads)
+    model_params = ModelParams(
+        device, n_gpu_layers, tensor_split, kv_overrides, layers, draft_heads, assistant
+    )
     context_params = ContextParams(**context)
     with GgufFile(path, kv_overrides=kv_overrides) as file:
         n_params = file.model_info().n_params

@@ -22,9 +22,10 @@ class Lookahead(NotCopied):
     """The outputs of one text's tokens, some of them known before these tokens are said.
 
     draft: a context of a smaller model with the same vocabulary, whose sequence 0 this object has; "mtp": the
-    draft head of the context's own model. draft_max: tokens of a draft at most. With recurrent layers a draft
-    has less than half as many tokens as checkpoint_bytes has room for states. What is said stays the same:
-    only outputs of tokens that were really said are handed out, and the cells of all others are removed.
+    draft head or the assistant of the context's own model. draft_max: tokens of a draft at most. With
+    recurrent layers a draft has less than half as many tokens as checkpoint_bytes has room for states. What
+    is said stays the same: only outputs of tokens that were really said are handed out, and the cells of all
+    others are removed.
     Drafts that hold get longer, others shorter, and where none of their tokens hold there are pauses. Where
     the draft model fails, or has no room, there are no drafts.
 
@@ -117,11 +118,14 @@ class Lookahead(NotCopied):
 
 
 def require_draft_head(draft: str, model: Model) -> None:
-    """Raises InvalidArgumentError for what isn't "mtp", and UnsupportedError for a model without a head."""
+    """Raises InvalidArgumentError for what isn't "mtp", and UnsupportedError for a model that has
+    neither a head nor an assistant.
+    """
     if draft != "mtp":
         raise InvalidArgumentError(f'draft must be "mtp", or one that a model makes, got {shown(draft)}')
-    if not model.n_draft_heads:
-        how = "load it with Model(path, draft_heads=True)" if model.has_draft_head else "its file has none"
+    if not model.drafts:
+        how = "its file has none, and there is no Model(path, assistant=...)"
+        how = "load it with Model(path, draft_heads=True)" if model.has_draft_head else how
         raise UnsupportedError(f'draft="mtp": the model was loaded without a draft head: {how}')
 
 

@@ -227,6 +227,7 @@ static std::string struct_layout() {
     FIELD(kvg_model_info, classifies_by_mean, ",");
     FIELD(kvg_model_info, n_draft_heads, ",");
     FIELD(kvg_model_info, has_draft_head, ",");
+    FIELD(kvg_model_info, n_embd_target, ",");
     FIELD(kvg_model_info, kept_on_cpu, ";");
     STRUCT(kvg_override);
     FIELD(kvg_override, struct_size, ",");
@@ -245,7 +246,8 @@ static std::string struct_layout() {
     FIELD(kvg_model_params, n_overrides, ",");
     FIELD(kvg_model_params, layer_begin, ",");
     FIELD(kvg_model_params, layer_end, ",");
-    FIELD(kvg_model_params, draft_heads, ";");
+    FIELD(kvg_model_params, draft_heads, ",");
+    FIELD(kvg_model_params, assistant, ";");
     STRUCT(kvg_score);
     FIELD(kvg_score, best, ",");
     FIELD(kvg_score, best_logprob, ",");

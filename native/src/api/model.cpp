@@ -28,6 +28,7 @@ void kvg::fill_info(kvg_model_info & out, const hparams & h, const tensor_totals
     out.classifies_by_mean = h.classifier.of_mean;
     out.n_draft_heads = static_cast<int32_t>(h.n_draft_heads);
     out.has_draft_head = h.has_draft_head;
+    out.n_embd_target = h.n_embd_target;
 }
 
 void kvg::fill_layer(kvg_layer_info & out, const hparams & h, int64_t layer) {
@@ -77,8 +78,12 @@ std::shared_ptr<const model> kvg::load_model(const char * path, const kvg_model_
     if (p.n_split > 0) {
         request.split.assign(&need(p.tensor_split, "params->tensor_split"), p.tensor_split + p.n_split);
     }
-    return std::make_shared<const model>(&need(path, "path"), request, how, overrides_of(p.overrides, p.n_overrides),
-                                         stage_request{p.layer_begin, p.layer_end}, p.draft_heads != 0);
+    auto made = std::make_shared<model>(&need(path, "path"), request, how, overrides_of(p.overrides, p.n_overrides),
+                                        stage_request{p.layer_begin, p.layer_end}, p.draft_heads != 0);
+    if (p.assistant) {
+        made->load_assistant(p.assistant);
+    }
+    return made;
 }
 
 kvg_status kvg_model_load(const char * path, const kvg_model_params * params, kvg_model ** out) {

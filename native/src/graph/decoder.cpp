@@ -59,9 +59,11 @@ decoder::decoder(const model & model, const kv_cache & cache, const backends & b
       taps_(cache) {
     choose_attentions(params.flash_attn, params.max_threads);
     make_recurs();
-    any_span_ = std::none_of(attentions_.begin(), attentions_.end(), [](const layer_attention & each) {
-        return each.kind == attention_kind::flash || each.kind == attention_kind::plain;
-    });
+    const auto is_own = [](const layer_attention & each) {
+        return each.kind != attention_kind::flash && each.kind != attention_kind::plain;
+    };
+    any_span_ = std::all_of(attentions_.begin(), attentions_.end(), is_own) &&
+                std::all_of(of_assistant_.begin(), of_assistant_.end(), is_own);
     // a stage without attention lets cells wait as the others do: all have the same cells
     const bool is_attended =
         std::any_of(model.hparams().layers.begin(), model.hparams().layers.end(),
@@ -100,9 +102,9 @@ size_t decoder::max_tensors() const {
         shape.state_groups.assign(n - 1, {1, 1});
         shape.state_groups.push_back({1, n_ubatch_ - (n - 1)});
     }
-    int n_nodes = ggml_graph_n_nodes(graph_of(shape).graph());
-    if (model_.hparams().n_draft_heads > 0) {
-        n_nodes = std::max(n_nodes, ggml_graph_n_nodes(graph_of(largest_of_drafts()).graph()));
+    int n_nodes = ggml_graph_n_nodes(make_graph(shape)->graph());
+    if (model_.drafts()) {
+        n_nodes = std::max(n_nodes, ggml_graph_n_nodes(make_graph(largest_of_drafts())->graph()));
     }
     // leafs (weights, inputs) are counted, too, and there are fewer of them than nodes
     return 2 * static_cast<size_t>(n_nodes);
@@ -134,31 +136,55 @@ void decoder::adapt(std::vector<active_adapter> adapters) {
 }
 
 void decoder::choose_attentions(int32_t flash_attn, int max_threads) {
-    const std::vector<layer_spec> & layers = model_.hparams().layers;
-    for (uint32_t il = 0; il < layers.size(); ++il) {
-        if (!layers[il].attends()) {
-            attentions_.push_back({attention_kind::none, nullptr, 0.0f, 0.0f, 0.0f});
-            continue;
+    const model * assistant = model_.assistant();
+    std::vector<layer_spec> all = model_.hparams().layers;
+    if (assistant) {
+        all.insert(all.end(), assistant->hparams().layers.begin(), assistant->hparams().layers.end());
+    }
+    const auto chosen = [&](const layer_spec & layer) -> layer_attention {
+        if (!layer.attends()) {
+            return {attention_kind::none, nullptr, 0.0f, 0.0f, 0.0f};
         }
-        const attention_kind kind = choose(flash_attn, cache_.reader(il), layers[il], cache_.types());
+        const attention_kind kind = choose(flash_attn, cache_.reader(layer.kv_from), layer, cache_.types());
         if (kind == attention_kind::attend && !workspace_) {
-            workspace_ = std::make_unique<attend_workspace>(layers, cache_.max_rows(), max_threads);
+            workspace_ = std::make_unique<attend_workspace>(all, cache_.max_rows(), max_threads);
         }
         if (kind != attention_kind::attend) {
             cache_.require_one_type("attention by ggml, which a device, flash_attn and biases of distance (ALiBi) want");
         }
-        const kv_group & group = cache_.group_of(il);
-        const uint32_t owner = cache_.owner_of(il);
-        const old_rows old = {group.old_k(owner), group.old_v(owner), group.n_fresh()};
-        attend_op * op = kind == attention_kind::attend
-                             ? &ops_.emplace_back(layers[il], spans_[layers[il].group], *workspace_, old)
-                             : nullptr;
-        attentions_.push_back({kind, op, layers[il].scale, layers[il].soft_cap, layers[il].max_bias});
+        const kv_group & group = cache_.groups()[layer.group];
+        const old_rows old = {group.old_k(layer.kv_from), group.old_v(layer.kv_from), group.n_fresh()};
+        attend_op * op =
+            kind == attention_kind::attend ? &ops_.emplace_back(layer, spans_[layer.group], *workspace_, old) : nullptr;
+        return {kind, op, layer.scale, layer.soft_cap, layer.max_bias};
+    };
+    for (const layer_spec & layer : model_.hparams().layers) {
+        attentions_.push_back(chosen(layer));
+    }
+    for (uint32_t il = 0; assistant && il < assistant->hparams().n_layer(); ++il) {
+        of_assistant_.push_back(chosen(assistant->hparams().layers[il]));
     }
 }
 
-decode_graph decoder::graph_of(const decode_shape & shape) const {
-    return decode_graph(model_, cache_, attentions_, recurs_, adapters_, shape);
+// An assistant drafts where there is one.
+std::unique_ptr<decode_graph> decoder::make_graph(const decode_shape & shape) const {
+    const model * assistant = shape.drafts ? model_.assistant() : nullptr;
+    return std::make_unique<decode_graph>(assistant ? *assistant : model_, cache_, assistant ? of_assistant_ : attentions_,
+                                          recurs_, adapters_, shape);
+}
+
+void decoder::set_waiting(const std::function<attend_rotations(uint32_t layer)> & of) {
+    const auto tell = [&](const std::vector<layer_spec> & layers, const std::vector<layer_attention> & attentions) {
+        for (size_t il = 0; il < layers.size(); ++il) {
+            if (attentions[il].op) {
+                attentions[il].op->set_waiting(of(layers[il].kv_from));
+            }
+        }
+    };
+    tell(model_.hparams().layers, attentions_);
+    if (model_.assistant()) {
+        tell(model_.assistant()->hparams().layers, of_assistant_);
+    }
 }
 
 // Of so many tokens those groups of states that take the most memory. What all sequences have at once counts most: their states before and
@@ -193,11 +219,11 @@ decode_shape decoder::shape_of(uint32_t n_tokens) const {
     return shape;
 }
 
-std::vector<size_t> decoder::estimate() { return with_workspace(graphs_->estimate(graph_of(largest()))); }
+std::vector<size_t> decoder::estimate() { return with_workspace(graphs_->estimate(*make_graph(largest()))); }
 
 std::vector<size_t> decoder::most(bool exactly) const {
     const uint32_t n_small = std::min(n_ubatch_, graph_cache::SMALL_TOKENS);
-    std::vector<size_t> sizes = graphs_->most(graph_of(largest()), graph_of(shape_of(n_small)), exactly);
+    std::vector<size_t> sizes = graphs_->most(*make_graph(largest()), *make_graph(shape_of(n_small)), exactly);
     if (sizes.empty()) {
         fail_without_memory();
     }
@@ -205,7 +231,7 @@ std::vector<size_t> decoder::most(bool exactly) const {
 }
 
 void decoder::reserve() {
-    if (!graphs_->reserve(graph_of(largest()), graph_of(shape_of(1)))) {
+    if (!graphs_->reserve(*make_graph(largest()), *make_graph(shape_of(1)))) {
         fail_without_memory();
     }
 }
@@ -234,8 +260,7 @@ decode_graph & decoder::prepare(uint32_t n_tokens, uint32_t n_outputs, const std
     for (size_t i = 0; i < spans.size(); ++i) {
         spans_[i] = any_span_ ? spans[i] : cell_span{0, spans[i].n}; // of what the graph shows it
     }
-    decode_graph * graph = graphs_->take(
-        shape, [&] { return std::make_unique<decode_graph>(model_, cache_, attentions_, recurs_, adapters_, shape); });
+    decode_graph * graph = graphs_->take(shape, [&] { return make_graph(shape); });
     if (!graph) {
         fail(KVG_DEVICE, "%s has no memory for a graph of %u tokens with %u outputs; use a smaller n_ubatch or n_ctx",
              model_.placement().name().c_str(), shape.n_tokens, shape.n_outputs);
@@ -299,6 +324,6 @@ std::string decoder::attention_on(ggml_backend_dev_t device) const {
     return "";
 }
 
-std::string decoder::refused_by(ggml_backend_dev_t device) const { return graph_of(largest()).refused_by(device); }
+std::string decoder::refused_by(ggml_backend_dev_t device) const { return make_graph(largest())->refused_by(device); }
 
 } // namespace kvg

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -40,7 +41,7 @@ public:
     std::vector<size_t> sizes() const;
 
     // A graph that attends to a span of each group, for its inputs to be set: one that is kept, or a new one. A mask takes n_tokens rows
-    // of its span. segments: of states on devices; empty where there are none. drafts: of the draft head alone. error(KVG_DEVICE)
+    // of its span. segments: of states on devices; empty where there are none. drafts: of the draft head or the assistant alone. error(KVG_DEVICE)
     decode_graph & prepare(uint32_t n_tokens, uint32_t n_outputs, const std::vector<cell_span> & spans,
                            const state_segments & segments, bool drafts = false);
     // From the next graph on these take part, and no others. All or nothing. error(KVG_DEVICE)
@@ -49,9 +50,9 @@ public:
     // is this library's own and K is quantized. Each rotation rounds K again: that costs a quantized K precision, but floats so little
     // that to rotate them once is cheaper.
     bool can_rotate_queries() const { return can_rotate_queries_; }
-    // Which cells wait, and how a layer's queries are rotated for them. Valid until the next call; the arrays must live until then.
-    // preconditions: can_rotate_queries(), the layer attends
-    void set_waiting(uint32_t layer, const attend_rotations & waiting) { attentions_[layer].op->set_waiting(waiting); }
+    // Which cells wait, and how queries are rotated for them. of: of a layer with K and V of its own; valid until the next call, and the
+    // arrays must live until then. precondition: can_rotate_queries()
+    void set_waiting(const std::function<attend_rotations(uint32_t layer)> & of);
     // Whether all attention is this library's own, which tells what tokens attend to.
     bool can_observe() const { return any_span_; }
     // From now on nothing was observed yet.
@@ -88,7 +89,7 @@ private:
     decode_shape largest_of_drafts() const;
     decode_shape shape_of(uint32_t n_tokens) const;
     [[noreturn]] void fail_without_memory() const;
-    decode_graph graph_of(const decode_shape & shape) const;
+    std::unique_ptr<decode_graph> make_graph(const decode_shape & shape) const;
     void make_graph_cache();
     size_t max_tensors() const;
 
@@ -103,6 +104,7 @@ private:
     std::unique_ptr<attend_workspace> workspace_;
     std::deque<attend_op> ops_; // for attention_kind::attend
     std::vector<layer_attention> attentions_;
+    std::vector<layer_attention> of_assistant_;
     std::vector<observed_attention> observed_; // of each group
     std::vector<recur_run> runs_;              // of the micro-batch
     recur_workspace recur_workspace_;

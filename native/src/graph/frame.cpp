@@ -7,6 +7,7 @@
 #include "device.h"
 #include "fault.h"
 #include "graph/block/altup.h"
+#include "graph/block/assistant.h"
 #include "graph/block/feed_forward.h"
 #include "graph/block/layer_embedding.h"
 #include "graph/block/norm.h"
@@ -19,7 +20,7 @@ namespace kvg {
 decode_graph::decode_graph(const model & model, const kv_cache & cache, const std::vector<layer_attention> & attentions,
                            const std::vector<recur_op *> & recurs, const std::vector<active_adapter> & adapters,
                            const decode_shape & shape)
-    : model_(model), cache_(cache), attentions_(attentions), recurs_(recurs), shape_(shape), stored_(model.hparams().n_layer()),
+    : model_(model), cache_(cache), attentions_(attentions), recurs_(recurs), shape_(shape), stored_(cache.n_layer()),
       builder_(adapters) {
     fault_point("build");
     build();
@@ -71,7 +72,7 @@ std::string decode_graph::refused_by(ggml_backend_dev_t device) const {
 // Whether anything of a layer is in this graph.
 bool decode_graph::computes(const layer_spec & layer) const {
     const struct hparams & h = model_.hparams();
-    return !shape_.drafts || h.is_draft_head(static_cast<uint32_t>(&layer - h.layers.data()));
+    return !shape_.drafts || h.n_embd_target > 0 || h.is_draft_head(static_cast<uint32_t>(&layer - h.layers.data()));
 }
 
 void decode_graph::add_token_inputs() {
@@ -80,8 +81,8 @@ void decode_graph::add_token_inputs() {
     if (h.is_first()) {
         tokens = builder_.input("tokens", GGML_TYPE_I32, n, 1);
     }
-    if (!h.is_first() || h.n_draft_heads > 0) {
-        hidden = builder_.input("hidden", GGML_TYPE_F32, h.n_embd, n);
+    if (!h.is_first() || shape_.drafts || h.n_draft_heads > 0) {
+        hidden = builder_.input("hidden", GGML_TYPE_F32, h.n_embd_target > 0 ? h.n_embd_target : h.n_embd, n);
     }
     if (h.n_draft_heads > 0 && !shape_.drafts) {
         previous = builder_.input("previous", GGML_TYPE_I32, n, 1);
@@ -103,11 +104,14 @@ void decode_graph::add_inputs() {
     if (std::any_of(layers.begin(), layers.end(), is_tempered)) {
         temperatures = builder_.input("temperatures", GGML_TYPE_F32, 1, 1, n);
     }
-    for (size_t i = 0; i < shape_.spans.size(); ++i) {
-        const std::vector<uint32_t> & members = cache_.groups()[i].layers();
-        const bool is_used = std::any_of(members.begin(), members.end(), [&](uint32_t il) { return computes(layers[il]); });
-        const bool attends =
-            std::any_of(members.begin(), members.end(), [&](uint32_t il) { return computes(layers[il]) && gives(il); });
+    for (uint32_t i = 0; i < shape_.spans.size(); ++i) {
+        bool is_used = false;
+        bool attends = false;
+        for (uint32_t il = 0; il < h.n_layer(); ++il) {
+            const bool is_member = layers[il].attends() && layers[il].group == i && computes(layers[il]);
+            is_used = is_used || (is_member && layers[il].kv_from == il && !layers[il].of_target);
+            attends = attends || (is_member && gives(il));
+        }
         groups.push_back({is_used ? builder_.input("cells", GGML_TYPE_I64, n, 1) : nullptr,
                           attends ? builder_.input("mask", GGML_TYPE_F16, shape_.spans[i].n, n) : nullptr});
     }
@@ -141,7 +145,7 @@ ggml_tensor * decode_graph::attend(ggml_tensor * x, uint32_t layer) {
     const layer_spec & spec = model_.hparams().layers[layer];
     return attention_block{model_,
                            layer,
-                           cache_.group_of(layer),
+                           cache_.groups()[spec.group],
                            attentions_[layer],
                            shape_.spans[spec.group],
                            positions,
@@ -352,6 +356,24 @@ void decode_graph::add_draft() {
     b.root(logits);
 }
 
+// An assistant's: all of its layers draft.
+void decode_graph::add_assistant() {
+    builder & b = builder_;
+    const struct hparams & h = model_.hparams();
+    ggml_tensor * x = assistant_begin(b, model_, tokens, hidden);
+    for (uint32_t il = 0; il < h.n_layer(); ++il) {
+        x = layer(x, il);
+    }
+    x = norm_of_model(b, h, x, model_.frame()[role::output_norm], nullptr);
+    embd = x;
+    add_logits(model_.frame()[role::output], nullptr);
+    embd = assistant_state(b, model_, x);
+    ggml_set_output(ggml_set_name(embd, "embedding"));
+    b.wish(model_.placement().output());
+    b.root(logits);
+    b.root(embd);
+}
+
 // x: what the last layer gives, of the tokens that were asked for; with a draft head of all.
 void decode_graph::add_outputs(ggml_tensor * x) {
     builder & b = builder_;
@@ -387,7 +409,7 @@ void decode_graph::build() {
     const struct hparams & h = model_.hparams();
     add_inputs();
     if (shape_.drafts) {
-        add_draft();
+        model_.target() ? add_assistant() : add_draft();
         return;
     }
     ggml_tensor * x = h.is_first() ? embedded() : hidden;

@@ -25,7 +25,7 @@ struct decode_shape {
     std::vector<cell_span> spans;          // that are attended, of each group
     std::vector<state_group> state_groups; // of states on devices; empty: there are none
     bool in_order;                         // tokens are in the order of these
-    bool drafts = false;                   // of the draft head alone, which guesses what follows each of the tokens
+    bool drafts = false; // of the draft head or the assistant alone, which guess what follows each of the tokens
 
     bool operator==(const decode_shape & o) const {
         return n_tokens == o.n_tokens && n_outputs == o.n_outputs && spans == o.spans && state_groups == o.state_groups &&
@@ -42,7 +42,7 @@ struct graph_turn {
 
 class decode_graph {
 public:
-    // attentions, recurs: of each layer, nullptr where it has no state or has it on a device; adapters: those that take part
+    // model: the cache's, or in a graph that drafts its assistant. attentions, recurs: of each layer, nullptr where it has no state or has it on a device; adapters: those that take part
     decode_graph(const model & model, const kv_cache & cache, const std::vector<layer_attention> & attentions,
                  const std::vector<recur_op *> & recurs, const std::vector<active_adapter> & adapters,
                  const decode_shape & shape);
@@ -99,6 +99,7 @@ private:
     ggml_tensor * draft_begin(ggml_tensor * before);
     void add_draft_cells();
     void add_draft();
+    void add_assistant();
     void add_outputs(ggml_tensor * x);
     void build();
     bool has_few_products_of_ggml() const;

@@ -1,4 +1,4 @@
-// Hidden states behind the tokens that were decoded last, for a draft head: it begins with the one behind the token before.
+// Hidden states behind the tokens that were decoded last, for a draft head or an assistant: it begins with the one behind the token before.
 #pragma once
 
 #include <cstdint>

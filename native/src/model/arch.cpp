@@ -29,7 +29,9 @@ const arch_recipe & find_arch(const std::string & name) {
         if (name == recipe.name) {
             return recipe;
         }
-        known += std::string(known.empty() ? "" : ", ") + recipe.name;
+        if (!recipe.assists) { // it runs nothing by itself
+            known += std::string(known.empty() ? "" : ", ") + recipe.name;
+        }
     }
     fail(KVG_UNSUPPORTED, "architecture '%s' has no recipe yet; there are: %s", name.c_str(), known.c_str());
 }
@@ -42,6 +44,10 @@ int64_t width(extent e, const hparams & h, const layer_spec * layer) {
         return h.n_embd;
     case extent::embd_twice:
         return 2 * int64_t{h.n_embd};
+    case extent::target_embd:
+        return h.n_embd_target;
+    case extent::target_embd_twice:
+        return 2 * int64_t{h.n_embd_target};
     case extent::vocab:
         return h.n_vocab;
     case extent::positions:

@@ -38,6 +38,7 @@ enum class role {
     layer_embd_norm, // (n_embd_layer)
     altup_in,        // (n_embd, n_embd, n_altup - 1): what makes a token's other states of its embedding
     altup_out,       // so too: what makes one of them again
+    draft_out,       // (n_embd, n_embd_target): of an assistant: what makes a state of its target
     // of a layer: attention
     attn_norm, // (n_embd)
     attn_norm_bias,
@@ -149,7 +150,8 @@ enum class role {
     laurel_norm,            // (n_embd)
     layer_scale,            // (1): of all that the layer returns
     // of a draft head
-    draft_in,         // (2 n_embd, n_embd): what it begins with, of the token's embedding and the hidden state before it
+    draft_in,         // (2 n_embd, n_embd): what it begins with, of the token's embedding and the hidden state before it; an
+                      // assistant has it in its frame, (2 n_embd_target, n_embd)
     draft_embd_norm,  // (n_embd): of the embedding
     draft_state_norm, // (n_embd): of the hidden state
     draft_embd,       // (n_embd, n_vocab): embeddings of its own
@@ -177,6 +179,8 @@ enum class extent {
     one,
     embd,
     embd_twice,
+    target_embd,
+    target_embd_twice,
     vocab,
     positions, // that the model was trained for
     token_types,
@@ -302,6 +306,8 @@ struct arch_recipe {
     bool may_only_feed = false;
     // files may have a draft head behind the layers, which is one more layer that attends
     bool has_draft_head = false;
+    // it is an assistant, which drafts for another model by that one's states and cells
+    bool assists = false;
 };
 
 // error(KVG_UNSUPPORTED) with the names there are

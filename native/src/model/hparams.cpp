@@ -235,7 +235,7 @@ hparams read_hparams(const gguf_file & file, bool draft_heads) {
         h.rope_factors = rope_factors::by_length;
     }
     h.layers = read_layers(in, h, recipe);
-    h.n_draft_heads = in.optional("nextn_predict_layers", 0, 0, h.n_layer() - 1);
+    h.n_draft_heads = recipe.assists ? 0 : in.optional("nextn_predict_layers", 0, 0, h.n_layer() - 1);
     if (recipe.read) {
         recipe.read(in, h);
     }

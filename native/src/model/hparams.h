@@ -65,6 +65,7 @@ struct hparams {
     std::vector<layer_spec> layers;
     uint32_t n_draft_heads; // of the layers the last ones are draft heads; 0: there are none, or they aren't wanted
     bool has_draft_head;    // the file has one, be it wanted or not
+    uint32_t n_embd_target; // an assistant (model/assistant.h): the width of its target's states; 0: it is none
     norm_kind draft_norm;   // what a draft head ends with, where it has a norm of its own
     float draft_norm_eps;
     std::vector<group_spec> groups; // of cells

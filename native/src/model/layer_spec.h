@@ -177,6 +177,7 @@ struct layer_spec {
     bool sinks;     // one more score for each query head takes its share of the weights, and has no V
     feed_forward_spec feed_forward;
     bool elsewhere; // it is of another stage: nothing of it is here
+    bool of_target; // of an assistant: `group` and `kv_from` are those of the model that it drafts for
 
     bool has_attention() const { return n_head > 0; }
     bool has_state() const { return state.kind != state_kind::none; }

@@ -85,6 +85,24 @@ void read_gemma3(const metadata & in, hparams & h) {
     scale_by_embedding(h, 62); // 27B
 }
 
+// Gemma 4's assistant: queries alone, of which libllama multiplies none by a scale.
+tensors assistant_of_gemma4() {
+    return unscaled(attn_norm() +
+                    tensors{matrix("attn_q.weight", role::wq, extent::embd, extent::q, presence::required),
+                            matrix("attn_output.weight", role::wo, extent::out, extent::embd, presence::required),
+                            vector_of("attn_q_norm.weight", role::q_norm, extent::head_k, presence::required)} +
+                    post_norms() + ffn_norm() + gated());
+}
+
+tensors frame_of_assistant() {
+    return with_scales(
+        scale::none,
+        {matrix("token_embd.weight", role::token_embd, extent::embd, extent::vocab, presence::required),
+         vector_of("output_norm.weight", role::output_norm, extent::embd, presence::required),
+         matrix("nextn.pre_projection.weight", role::draft_in, extent::target_embd_twice, extent::embd, presence::required),
+         matrix("nextn.post_projection.weight", role::draft_out, extent::embd, extent::target_embd, presence::required)});
+}
+
 // Gemma 4's layers with a window have heads of other widths, and no factors for rope's frequencies.
 void read_heads_of_windows(const metadata & in, hparams & h) {
     const uint32_t dim_k = in.required("attention.key_length_swa", 1, 4096);
@@ -123,7 +141,8 @@ void share_kv(const metadata & in, hparams & h, uint32_t n_shared) {
     }
 }
 
-void read_gemma4(const metadata & in, hparams & h) {
+// What Gemma 4 and its assistant have in common.
+void read_attention_of_gemma4(const metadata & in, hparams & h) {
     const char * path = in.file().path().c_str();
     if (!in.file().is_array(h.arch + ".attention.sliding_window_pattern")) {
         fail(KVG_MODEL_LOAD, "%s: '%s.attention.sliding_window_pattern' is missing, or says nothing of each layer", path,
@@ -142,9 +161,23 @@ void read_gemma4(const metadata & in, hparams & h) {
             fail(KVG_MODEL_LOAD, "%s: tensor 'rope_freqs.weight' is missing", path);
         }
     }
+}
+
+void read_gemma4(const metadata & in, hparams & h) {
+    read_attention_of_gemma4(in, h);
     share_kv(in, h, in.optional("attention.shared_kv_layers", 0, 0, h.n_layer() < 2 ? 0 : h.n_layer() - 2));
     h.n_embd_layer = in.required("embedding_length_per_layer_input", 0, metadata::MAX_WIDTH);
     h.final_soft_cap = in.optional_number("final_logit_softcapping", 30.0f, 0.0f, 1e6f);
+}
+
+void read_gemma4_assistant(const metadata & in, hparams & h) {
+    read_attention_of_gemma4(in, h);
+    h.n_embd_target = in.required("embedding_length_out", 1, metadata::MAX_WIDTH);
+    const uint32_t n = in.required("nextn_predict_layers", 0, metadata::MAX_POSITION);
+    if (n != h.n_layer()) {
+        fail(KVG_UNSUPPORTED, "%s: '%s.nextn_predict_layers' is %u, and all of its %u layers draft", in.file().path().c_str(),
+             h.arch.c_str(), n, h.n_layer());
+    }
 }
 
 // A layer that reads another's K and V has matrices for its own all the same, and libllama multiplies its queries by no scale.
@@ -222,6 +255,13 @@ std::vector<arch_recipe> gemma_recipes() {
                                       gating_kind::softmax, arch_recipe::beside);
     gemma4.rope_factors = rope_factors::of_model;
     gemma4.partial_rope = false;
+    arch_recipe assistant = gemma(
+        "gemma4-assistant", frame_of_assistant(),
+        assistant_of_gemma4() + tensors{vector_of("layer_output_scale.weight", role::layer_scale, one, presence::required)},
+        read_gemma4_assistant);
+    assistant.rope_factors = rope_factors::of_model;
+    assistant.partial_rope = false;
+    assistant.assists = true;
     return {
         gemma("gemma", frame(), attention() + ffn_norm() + unscaled(gated()), nullptr),
         gemma("gemma2", frame(), attention() + post_norms() + ffn_norm() + unscaled(gated()), read_gemma2),
@@ -231,6 +271,7 @@ std::vector<arch_recipe> gemma_recipes() {
                   altup_and_laurel(),
               read_gemma3n),
         gemma4,
+        assistant,
     };
 }
 

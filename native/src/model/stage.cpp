@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "error.h"
+#include "model/assistant.h"
 
 namespace kvg {
 
@@ -52,6 +53,7 @@ void require_cut(const hparams & h, const std::string & path) {
 
 hparams read_stage(const gguf_file & file, const stage_request & stage, bool draft_heads) {
     hparams h = read_hparams(file, draft_heads);
+    require_no_assistant(file, h);
     const int64_t n_layer = h.n_layer();
     if (stage.begin == 0 && (stage.end == 0 || stage.end == n_layer)) {
         return h;

@@ -4,6 +4,7 @@
 
 #include "device.h"
 #include "error.h"
+#include "model/assistant.h"
 #include "model/multiplying_buffer.h"
 #include "model/weight_types.h"
 
@@ -11,9 +12,14 @@ namespace kvg {
 
 model::model(const std::string & path, const placement_request & request, loading how,
              const std::vector<key_override> & overrides, const stage_request & stage, bool draft_heads)
-    : file_(path, parts::all, overrides, stage.end == 0 ? mapping::whole : mapping::directory),
-      hparams_(read_stage(file_, stage, draft_heads)), arch_(find_arch(hparams_.arch)),
-      placement_(request, hparams_.n_layer(), hparams_.here), how_(how), totals_(check_tensors(file_, hparams_)) {
+    : model(path, request, how, overrides, stage, draft_heads, nullptr) {}
+
+model::model(const std::string & path, const placement_request & request, loading how,
+             const std::vector<key_override> & overrides, const stage_request & stage, bool draft_heads, const model * target)
+    : target_(target), file_(path, parts::all, overrides, stage.end == 0 ? mapping::whole : mapping::directory),
+      hparams_(target ? read_assistant(file_, target->hparams_) : read_stage(file_, stage, draft_heads)),
+      arch_(find_arch(hparams_.arch)), placement_(request, hparams_.n_layer(), hparams_.here), how_(how),
+      totals_(check_tensors(file_, hparams_)) {
     weights_.layers.resize(hparams_.n_layer());
     map_stage();
     plan();
@@ -29,6 +35,12 @@ model::model(const std::string & path, const placement_request & request, loadin
     if (!weights_.frame[role::output] && hparams_.is_last() && !hparams_.encodes) {
         weights_.frame[role::output] = weights_.frame[role::token_embd]; // tied
     }
+}
+
+// Where the model's output is, as all of its states pass there.
+void model::load_assistant(const std::string & path) {
+    const placement_request there = {ggml_backend_dev_name(placement_.output()), -1, {}};
+    assistant_.reset(new model(path, there, how_, {}, {}, false, this));
 }
 
 const adaptable * model::find_adaptable(const std::string & name) const {
@@ -49,7 +61,7 @@ const device_factors & model::rope_factors(uint32_t n_cells) const {
 }
 
 uint64_t model::bytes_on(ggml_backend_dev_t device) const {
-    uint64_t bytes = 0;
+    uint64_t bytes = assistant_ ? assistant_->bytes_on(device) : 0;
     for (const group & g : groups_) {
         bytes += g.device == device ? g.bytes : 0;
     }
@@ -57,7 +69,7 @@ uint64_t model::bytes_on(ggml_backend_dev_t device) const {
 }
 
 uint64_t model::mapped_bytes_on(ggml_backend_dev_t device) const {
-    uint64_t bytes = 0;
+    uint64_t bytes = assistant_ ? assistant_->mapped_bytes_on(device) : 0;
     for (const group & g : groups_) {
         bytes += g.device == device && g.mapped ? g.bytes : 0;
     }
@@ -205,7 +217,7 @@ void model::require_use_of_devices() const {
 // It goes where the first layer is, if rows can be read there. When it is tied to the output, one tensor serves both, unless the
 // output is elsewhere, or has a faster layout.
 void model::add_embedding(const gguf_tensor * source) {
-    if (!hparams_.is_first()) {
+    if (!hparams_.is_first() || target_) { // an assistant reads its target's embeddings
         add_matrix(source, &weights_.frame[role::output], placement_.output());
         return;
     }

@@ -38,6 +38,14 @@ public:
     // and what read_stage() raises. stage: its layers; [0, 0): all. draft_heads: whether these are wanted
     model(const std::string & path, const placement_request & request, loading how,
           const std::vector<key_override> & overrides = {}, const stage_request & stage = {}, bool draft_heads = false);
+    // A file that drafts for it. To be called before any context uses the model. error(KVG_UNSUPPORTED) for one of another model, and as
+    // the constructor
+    void load_assistant(const std::string & path);
+    const model * assistant() const { return assistant_.get(); }
+    // of an assistant: the model that it drafts for
+    const model * target() const { return target_; }
+    // Whether anything of its own drafts.
+    bool drafts() const { return assistant_ || hparams_.n_draft_heads > 0; }
 
     const gguf_file & file() const { return file_; }
     const struct hparams & hparams() const { return hparams_; }
@@ -59,11 +67,15 @@ public:
     // A matrix that another stage has.
     bool is_elsewhere(const std::string & name) const { return elsewhere_.count(name) > 0; }
     const tensor_totals & totals() const { return totals_; }
-    // bytes of weights there, those in the mapped file included
+    // bytes of weights there, those in the mapped file and the assistant's included
     uint64_t bytes_on(ggml_backend_dev_t device) const;
     uint64_t mapped_bytes_on(ggml_backend_dev_t device) const; // of these, those that are mapped from the file
 
 private:
+    // The arguments are those of the constructor above; target: of an assistant, nullptr for others.
+    model(const std::string & path, const placement_request & request, loading how, const std::vector<key_override> & overrides,
+          const stage_request & stage, bool draft_heads, const model * target);
+
     // A tensor of the model, where it lies in the file, and where it goes.
     struct placed {
         const gguf_tensor * source;
@@ -96,6 +108,7 @@ private:
     void require_room() const;
     void place(group & group);
 
+    const model * target_;
     gguf_file file_;
     std::map<const open_file *, std::deque<file_window>> windows_; // of a stage, which doesn't map the whole file
     struct hparams hparams_;
@@ -110,6 +123,7 @@ private:
     std::set<std::string> elsewhere_; // what is there for adapters in other stages
     std::vector<std::string> kept_on_cpu_;
     std::set<ggml_backend_dev_t> multiplying_; // devices that have a matrix
+    std::unique_ptr<const model> assistant_;
 };
 
 } // namespace kvg

@@ -196,7 +196,10 @@ context::context(std::shared_ptr<const model> model, const kvg_context_params & 
                                          std::move(adapters));
     upkeep_ = std::make_unique<class upkeep>(*model_, *cache_, *backends_, decoder_->can_rotate_queries(),
                                              settings.n_threads_batch, params.defrag_threshold);
-    if (h.n_draft_heads > 0) {
+    if (model_->assistant() && cache_->working()) {
+        fail(KVG_UNSUPPORTED, "an assistant reads the model's K and V where they lie: use kv_tier=\"device\", or leave it out");
+    }
+    if (model_->drafts()) {
         last_states_ = std::make_unique<last_states>(cache_->groups().front().cells(), h.n_embd);
         draft_step_ =
             std::make_unique<class draft_step>(*model_, *cache_, *backends_, *decoder_, *upkeep_, settings, *last_states_);
@@ -261,7 +264,7 @@ void context::classify(const float * states, uint32_t n, float * scores) const {
 
 class draft_step & context::draft_step() {
     if (!draft_step_) {
-        fail(KVG_UNSUPPORTED, "the model was loaded without a draft head: load it with draft_heads");
+        fail(KVG_UNSUPPORTED, "the model was loaded without a draft head: load it with draft_heads, or with an assistant");
     }
     return *draft_step_;
 }

@@ -30,7 +30,7 @@ public:
     kv_cache & cache() { return *cache_; }
     class step & step() { return *step_; }
     const class step & step() const { return *step_; }
-    // error(KVG_UNSUPPORTED) for a model without a draft head
+    // error(KVG_UNSUPPORTED) for a model without a draft head or an assistant
     class draft_step & draft_step();
     class upkeep & upkeep() { return *upkeep_; }
     const class upkeep & upkeep() const { return *upkeep_; }
@@ -67,7 +67,7 @@ private:
     std::unique_ptr<kv_cache> cache_;
     std::unique_ptr<decoder> decoder_;
     std::unique_ptr<class upkeep> upkeep_;
-    std::unique_ptr<last_states> last_states_; // only with a draft head; so is draft_step_
+    std::unique_ptr<last_states> last_states_; // only where something drafts; so is draft_step_
     std::unique_ptr<class step> step_;
     std::unique_ptr<class draft_step> draft_step_;
     std::unique_ptr<class transfer> transfer_;

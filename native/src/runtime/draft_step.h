@@ -1,4 +1,4 @@
-// Drafts by the model's own draft head: tokens that may follow texts, one after the other.
+// Drafts by the model's draft head or its assistant: tokens that may follow texts, one after the other.
 #pragma once
 
 #include <cstdint>
@@ -34,14 +34,18 @@ public:
         : model_(model), cache_(cache), backends_(backends), decoder_(decoder), upkeep_(upkeep), params_(params), last_(last),
           run_(backends, decoder, params.n_threads, params.n_threads_batch), inputs_(model.hparams()) {}
 
-    // As kvg_draft has it. Returns the number of rows written to `output`. The cells that it needs are empty again afterwards.
+    // As kvg_draft has it. Returns the number of rows written to `output`. The cells that a draft head needs are empty again afterwards.
     int64_t draft(const kvg_draft_request & in, const kvg_output * output);
 
 private:
-    // The tokens of all texts, step after step: those of one step are neighbours, in the order of the texts.
+    // The tokens of all texts, step after step: those of one step are neighbours, in the order of the texts. A draft head's tokens stand one
+    // behind the other, an assistant's all where the text's last token will, as none of them has a cell.
     struct drafted_batch {
-        explicit drafted_batch(const std::vector<drafted_text> & texts, const kv_cache & cache);
-        kvg_batch view() const;
+        drafted_batch(const std::vector<drafted_text> & texts, const kv_cache & cache, bool has_cells);
+        // of steps [begin, end)
+        kvg_batch view(size_t begin, size_t end) const;
+        uint32_t n_tokens() const { return begins.back(); }
+        uint32_t n_steps() const { return static_cast<uint32_t>(begins.size()) - 1; }
 
         std::vector<uint32_t> begins; // of each step, and the end
         std::vector<int32_t> token;
@@ -52,7 +56,13 @@ private:
     };
     std::vector<drafted_text> read(const kvg_draft_request & in) const;
     void begin_states(const std::vector<drafted_text> & texts);
-    void compute(const batch & batch, const micro_batch & ubatch, const reservation & reserved);
+    void by_head(drafted_batch & tokens, std::vector<drafted_text> texts, const kvg_draft_request & in,
+                 const kvg_output * output);
+    void by_assistant(drafted_batch & tokens, std::vector<drafted_text> texts, const kvg_draft_request & in,
+                      const kvg_output * output);
+    void compute(const batch & batch, const micro_batch & ubatch, const reservation * reserved);
+    std::vector<drafted_text> take(uint32_t k, drafted_batch & tokens, const std::vector<drafted_text> & texts,
+                                   const kvg_draft_request & in, const kvg_output * output);
 
     const model & model_;
     kv_cache & cache_;

@@ -95,7 +95,7 @@ void graph_inputs::set_previous(decode_graph & graph, const last_states & last, 
 }
 
 void graph_inputs::set(decode_graph & graph, const kv_cache & cache, const batch & batch, const micro_batch & ubatch,
-                       const reservation & reserved, const std::vector<cell_span> & spans, const state_segments & segments) {
+                       const reservation * reserved, const std::vector<cell_span> & spans, const state_segments & segments) {
     if (graph.tokens) {
         ggml_backend_tensor_set(graph.tokens, batch.tokens() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
     } else { // of a stage
@@ -123,7 +123,7 @@ void graph_inputs::set(decode_graph & graph, const kv_cache & cache, const batch
     set_states(graph, segments);
     for (size_t g = 0; g < graph.groups.size(); ++g) {
         if (graph.groups[g].slots) {
-            const uint32_t * slots = reserved.slots(g).data() + ubatch.begin;
+            const uint32_t * slots = reserved->slots(g).data() + ubatch.begin;
             slot_ids_.assign(slots, slots + ubatch.n);
             ggml_backend_tensor_set(graph.groups[g].slots, slot_ids_.data(), 0, slot_ids_.size() * sizeof(int64_t));
         }

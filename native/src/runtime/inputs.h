@@ -29,9 +29,9 @@ public:
     explicit graph_inputs(const hparams & h)
         : temperature_(h.temperature),
           mask_(std::any_of(h.layers.begin(), h.layers.end(), [](const layer_spec & l) { return l.max_bias > 0.0f; })) {}
-    // spans, segments: as the graph has them
+    // spans, segments: as the graph has them. reserved: the tokens' cells; nullptr where they take none
     void set(decode_graph & graph, const kv_cache & cache, const batch & batch, const micro_batch & ubatch,
-             const reservation & reserved, const std::vector<cell_span> & spans, const state_segments & segments);
+             const reservation * reserved, const std::vector<cell_span> & spans, const state_segments & segments);
 
     // And where the state before each token is, in a graph of a model with a draft head that doesn't draft.
     void set_previous(decode_graph & graph, const last_states & last, const batch & batch, const micro_batch & ubatch);

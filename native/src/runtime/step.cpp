@@ -198,8 +198,8 @@ const decode_graph & step::compute(const batch & batch, const micro_batch & ubat
     // without an output the last layer doesn't attend
     const bool is_observed = batch.observed_from() < ubatch.begin + ubatch.n;
     decode_graph & graph = decoder_.prepare(ubatch.n, std::max(ubatch.n_outputs, uint32_t{is_observed}), spans, segments);
-    inputs_.set(graph, cache_, batch, ubatch, reserved, spans, segments);
-    if (last_) {
+    inputs_.set(graph, cache_, batch, ubatch, &reserved, spans, segments);
+    if (graph.previous) {
         inputs_.set_previous(graph, *last_, batch, ubatch);
     }
     if (carrier * carrier = decoder_.carrier()) {
@@ -241,7 +241,8 @@ void step::tell_taps(const batch & batch, const micro_batch & ubatch, const rese
     }
 }
 
-// Those that a draft, or the next token, may begin with: behind tokens that are asked for, and behind the last one of each sequence.
+// Those that a draft, or the next token, may begin with: behind tokens that are asked for, and, for a draft head, behind the last one of each
+// sequence.
 void step::keep_states(const decode_graph & graph, const batch & batch, const micro_batch & ubatch,
                        const reservation & reserved) {
     if (!last_) {
@@ -250,6 +251,8 @@ void step::keep_states(const decode_graph & graph, const batch & batch, const mi
     decoder_.wait();
     const size_t n_bytes = model_.hparams().n_embd * sizeof(float);
     seq_set behind = cache_.groups().front().cells().make_set(); // sequences with a later token
+    const ggml_tensor * states = graph.normed ? graph.normed : graph.embd;
+    uint32_t column = graph.normed ? ubatch.n : ubatch.n_outputs;
     for (uint32_t i = ubatch.n; i-- > 0;) {
         const seq_set & set = batch.set(ubatch.begin + i);
         bool is_last = false;
@@ -257,9 +260,11 @@ void step::keep_states(const decode_graph & graph, const batch & batch, const mi
             is_last = is_last || (set[w] & ~behind[w]) != 0;
             behind[w] |= set[w];
         }
-        if (is_last || batch.is_output(ubatch.begin + i)) {
+        const bool is_output = batch.is_output(ubatch.begin + i);
+        column -= graph.normed || is_output;
+        if (is_output || (graph.normed && is_last)) {
             float * row = last_->put(reserved.slots(0)[ubatch.begin + i]);
-            ggml_backend_tensor_get(graph.normed, row, i * n_bytes, n_bytes);
+            ggml_backend_tensor_get(states, row, column * n_bytes, n_bytes);
         }
     }
 }

@@ -29,7 +29,7 @@ struct step_params {
 
 class step {
 public:
-    // The arguments must outlive this object. last: gets the states of decoded tokens; nullptr: there is no draft head
+    // The arguments must outlive this object. last: gets the states of decoded tokens; nullptr: nothing drafts by them
     step(const model & model, kv_cache & cache, const backends & backends, decoder & decoder, upkeep & upkeep,
          const step_params & params, last_states * last)
         : model_(model), cache_(cache), backends_(backends), decoder_(decoder), upkeep_(upkeep), params_(params),

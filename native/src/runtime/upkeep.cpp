@@ -229,10 +229,8 @@ void upkeep::settle_all(kvg_update_stats & stats) {
 }
 
 void upkeep::tell_waiting(decoder & decoder) {
-    for (uint32_t il = 0; decoder.can_rotate_queries() && il < cache_.n_layer(); ++il) {
-        if (cache_.attends(il)) {
-            decoder.set_waiting(il, waiting(il));
-        }
+    if (decoder.can_rotate_queries()) {
+        decoder.set_waiting([this](uint32_t layer) { return waiting(layer); });
     }
 }
 

@@ -1,4 +1,4 @@
-"""Who makes drafts: the text itself, the model's own draft head, or a second model."""
+"""Who makes drafts: the text itself, the model's draft head or assistant, or a second model."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Drafter(Protocol):
 
 
 def kind_of(draft: object, model: Model) -> DraftKind | None:
-    """What makes drafts; None: nothing does. A model that was loaded with its draft head has drafts by that.
+    """What makes drafts; None: nothing does. A model with a draft head or an assistant has drafts by that.
 
     Raises InvalidArgumentError for what is no kind of drafts, and UnsupportedError for "mtp" without a head.
     """
     if draft is None:
-        return "mtp" if model.n_draft_heads else None
+        return "mtp" if model.drafts else None
     if isinstance(draft, Model):
         return "model"
     if isinstance(draft, str) and draft == "ngram":

@@ -218,13 +218,14 @@ ggml_tensor * attention_block::build(builder & b, ggml_tensor * x) const {
     if (w[role::wqkv]) {
         in_here.qkv = b.linear(x, w[role::wqkv], w.scale(role::wqkv), w[role::wqkv_bias]);
     }
-    if (owner == layer) {
+    const layer_spec & spec = of.hparams().layers[layer];
+    if (owner == layer && !spec.of_target) {
         rows = store(b, in_here);
     }
     if (!attends) {
         return nullptr;
     }
-    const layer_spec & spec = of.hparams().layers[layer];
+    const stored_rows read = spec.of_target ? stored_rows{cells.k(owner), cells.v(owner)} : rows;
     ggml_tensor * q = heads_of(b, query_input(b, in_here), role::wq);
     ggml_tensor * gate = nullptr;
     if (spec.gated) {
@@ -241,8 +242,8 @@ ggml_tensor * attention_block::build(builder & b, ggml_tensor * x) const {
     if (part.hadamard_k) {
         q = part.hadamard_k->apply(b.ctx(), q);
     }
-    ggml_tensor * heads = attention(b.ctx(), how, q, cells.k_heads(b.ctx(), rows.k, span.begin, span.n),
-                                    cells.v_heads(b.ctx(), rows.v, span.begin, span.n), in.mask, w[role::sinks]);
+    ggml_tensor * heads = attention(b.ctx(), how, q, cells.k_heads(b.ctx(), read.k, span.begin, span.n),
+                                    cells.v_heads(b.ctx(), read.v, span.begin, span.n), in.mask, w[role::sinks]);
     // a trace prints no views
     named(heads->view_src ? heads->view_src : heads, "attention", layer);
     if (const hadamard * mixed = spec.v_in_k() > 0 ? part.hadamard_k.get() : part.hadamard_v.get()) {

@@ -35,7 +35,7 @@ struct attention_block {
     group_inputs in;
     const row_turn * turn; // at a device's working rows; nullptr: cells are written where they lie
     bool attends;          // false: only the cells matter, in the last layer that has any, of a batch that asks for no output
-    stored_rows & rows;    // of the layer that owns K and V; that layer sets them
+    stored_rows & rows;    // of the layer that owns K and V; that layer sets them. Not used by an assistant's layers
 
     // Writes K and V of the new tokens into their cells, if the layer has its own, then attends over the span. x (n_embd, n_tokens).
     // Returns (n_head * head_dim_v, n_tokens), or nullptr when it doesn't attend.

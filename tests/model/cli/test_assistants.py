@@ -1,0 +1,57 @@
+"""`-md` with an assistant: it is seen by the file, and drafts for the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from support.architectures import ArchSpec
+from support.assistants import crafted_pair
+
+from pykvgraph.cli.batch import batch
+from pykvgraph.cli.draft import of_model, spec_type_of
+from pykvgraph.cli.inspect import inspect
+
+SPEC = ArchSpec("gemma4", n_layer=4, window=24)
+
+
+@pytest.fixture
+def pair(architecture: Callable[[ArchSpec], Path], tmp_path: Path) -> tuple[str, str]:
+    model, assistant = crafted_pair(SPEC, architecture(SPEC), tmp_path, 0.0)
+    return str(model), str(assistant)
+
+
+def test_it_is_seen_by_the_file(pair: tuple[str, str]) -> None:
+    model, assistant = pair
+    for wanted in (None, "draft-mtp"):
+        assert spec_type_of(wanted, assistant, model, {}) == "draft-mtp"
+    assert of_model("draft-mtp", assistant) == {"draft_heads": False, "assistant": assistant}
+    assert spec_type_of(None, model, model, {}) == "draft-simple"
+    assert of_model("draft-simple", model) == {"draft_heads": False, "assistant": None}
+    with pytest.raises(click.UsageError, match="no use for -md"):
+        spec_type_of("draft-mtp", model, model, {})
+    with pytest.raises(click.UsageError, match="no use for -md"):
+        spec_type_of("ngram-simple", assistant, model, {})
+
+
+def test_batch_answers_the_same(pair: tuple[str, str], tmp_path: Path) -> None:
+    model, assistant = pair
+    prompts, found = tmp_path / "prompts.jsonl", []
+    prompts.write_text(json.dumps({"tokens": [1, 40, 41], "max_tokens": 20, "temperature": 0}) + "\n")
+    for options in ([], ["-md", assistant]):
+        answers = tmp_path / f"{len(options)}.jsonl"
+        given = ["-f", str(prompts), "-m", model, "-o", str(answers), "-c", "256", "-dev", "none", *options]
+        done = CliRunner().invoke(batch, given)
+        assert done.exit_code == 0, done.output
+        found.append(json.loads(answers.read_text())["text"])
+    assert found[0] and found[1] == found[0]
+
+
+def test_inspect_says_what_it_is_for(pair: tuple[str, str]) -> None:
+    done = CliRunner().invoke(inspect, [pair[1]])
+    assert done.exit_code == 0, done.output
+    assert "those of a gemma4 model of width 64" in done.output
