@@ -277,7 +277,7 @@ def test_killed_while_writing(tmp_path: Path) -> None:
     outcomes = {"old": 0, "new": 0, "in the middle": 0}
     for turn in range(200):
         old, new = blobs[turn % 2], blobs[1 - turn % 2]
-        write_file(path, old)
+        path.write_bytes(old)  # without a wait for the disk
         pid = in_child(lambda new=new: write_file(path, new))  # type: ignore[misc]
         time.sleep(usual * (turn % 20) / 10)
         os.kill(pid, signal.SIGKILL)
