@@ -18,7 +18,10 @@ SANITIZED = $(call preload,libasan.so) \
 RACES = TSAN_OPTIONS=halt_on_error=1
 # NumPy's BLAS starts a thread for each CPU, which spins for 60 ms; tests start Python a thousand times.
 export OPENBLAS_NUM_THREADS := 1
-PYTEST := $(CURDIR)/$(BIN)/pytest -rs -n auto
+# Two fifths of their time tests wait: for other processes, for disks, for clocks. So there are more workers than processors. Each has
+# a run of tests that follow one another, and makes what a file's tests share once, not each worker.
+WORKERS := $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
+PYTEST := $(CURDIR)/$(BIN)/pytest -rs -n $(WORKERS) --dist worksteal
 HOOKED = KVGRAPH_LIB=$(CURDIR)/$(HOOKS_BUILD)/libkvgraph.so
 # Tests of what could corrupt memory: AddressSanitizer makes each eight times as slow. model/cells has one file of each architecture.
 MEMORY := native model/cells model/hostile model/stream \
