@@ -246,7 +246,7 @@ def test_a_place_goes_with_the_cells_below_it(resumer: kvg.Model) -> None:
 
 
 def test_nothing_is_left_of_salts_whose_texts_are_gone(tiny: kvg.Model) -> None:
-    before = {id(each): each for each in nodes_and_points()}  # of a server's index, say: its fixture still runs
+    before = {id(each): each for each in nodes_and_points()}  # a server's, of an earlier test
     with kvg.Context(tiny, n_ctx=64, n_batch=64) as ctx:
         index = PrefixIndex(ctx.kv)
         for n in range(50):
