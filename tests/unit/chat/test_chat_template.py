@@ -204,7 +204,7 @@ def test_real_templates_take_a_thousand_messages() -> None:
     ]
     tools = RENDERED["conversations"]["tools"]["tools"] * 20
     n_rendered = 0
-    sources = [*RENDERED["templates"].values()][:: 1 if THOROUGH else 4]
+    sources = [*RENDERED["templates"].values()][:: 1 if THOROUGH else 8]
     for source in sources:
         template = ChatTemplate(source, bos_token="<s>", eos_token="</s>")
         for messages, given in (([turn[0], turn[3]] * 500, {}), (turn * 250, {"tools": tools})):
