@@ -47,7 +47,7 @@ def large() -> Iterator[httpx.Client]:
     """A server whose cache has room for all that a test says."""
 
     def load() -> kvg.Engine:
-        return kvg.Engine(kvg.Model(STORIES, device="cpu"), n_ctx=16384, n_seq_max=2, pin_cells=16384)
+        return kvg.Engine(kvg.Model(STORIES, device="cpu"), n_ctx=32768, n_seq_max=2, pin_cells=32768)
 
     with (
         served(load, n_slots=2, n_ctx_slot=512, chat_template=TEMPLATE) as (url, _),
