@@ -130,12 +130,12 @@ def test_k_shifts_reach_the_assistant(pair: tuple[Path, Path], type_k: str, allo
 
     With quantized K on the CPU its cells wait, and queries are rotated.
     """
-    text = random_ids(50, N_VOCAB, 4)
+    text = random_ids(150, N_VOCAB, 4)  # fewer cells than 64 wait for nothing
     found = []
     with load(pair) as model:
         for begin in (0, 9):
             with open_context(model, **{**F32, "type_k": type_k}) as ctx:
-                decode(ctx, text[:-1], begin)
+                decode(ctx, text[:-1], begin, chunk=100)
                 if begin:
                     ctx.kv.seq_add(0, 0, -1, -begin)
                 found.append(drafts_of(ctx, [DraftedText(0, text[-1], 3)])[1])
