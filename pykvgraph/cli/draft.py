@@ -93,7 +93,7 @@ def spec_type_of(
         raise click.UsageError(f"--spec-type {wanted}: here it is one of {', '.join(SPEC_TYPES)}")
     if wanted == "draft-simple" and not model_draft:
         raise click.UsageError("--spec-type draft-simple: name the draft model, with -md FILE")
-    kind = None if model_draft is None else "draft-mtp" if _is_assistant(model_draft) else "draft-simple"
+    kind = None if model_draft is None else _kind_of_file(model_draft, wanted)
     if kind and wanted in ("ngram-simple", "draft-mtp") and wanted != kind:
         raise click.UsageError(f"--spec-type {wanted} has no use for -md: leave one of them out")
     if kind:
@@ -116,10 +116,12 @@ def _has_draft_head(model: str, kv_overrides: dict[str, bool | int | float | str
     return info is not None and info.has_draft_head
 
 
-def _is_assistant(model: str) -> bool:
-    """So too."""
-    info = _info(model, {})
-    return info is not None and info.n_embd_target > 0
+def _kind_of_file(model_draft: str, wanted: str | None) -> str:
+    """A file that says nothing is taken for what is wanted of it: who loads it says why it can't be."""
+    info = _info(model_draft, {})
+    if info is None:
+        return "draft-mtp" if wanted == "draft-mtp" else "draft-simple"
+    return "draft-mtp" if info.n_embd_target > 0 else "draft-simple"
 
 
 def _info(model: str, kv_overrides: dict[str, bool | int | float | str]) -> ModelInfo | None:

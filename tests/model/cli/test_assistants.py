@@ -38,6 +38,15 @@ def test_it_is_seen_by_the_file(pair: tuple[str, str]) -> None:
         spec_type_of("ngram-simple", assistant, model, {})
 
 
+def test_a_damaged_one_is_taken_for_what_is_wanted(pair: tuple[str, str], tmp_path: Path) -> None:
+    """So that its loading says what is wrong, and not that the command is."""
+    model, assistant = pair
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(Path(assistant).read_bytes()[:3000])
+    assert spec_type_of("draft-mtp", str(damaged), model, {}) == "draft-mtp"
+    assert spec_type_of(None, str(damaged), model, {}) == "draft-simple"
+
+
 def test_batch_answers_the_same(pair: tuple[str, str], tmp_path: Path) -> None:
     model, assistant = pair
     prompts, found = tmp_path / "prompts.jsonl", []
