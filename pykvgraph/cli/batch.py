@@ -18,7 +18,7 @@ from pykvgraph.checks import integers, shown
 from pykvgraph.cli.adapters import Adapters, adapter_options
 from pykvgraph.cli.answer_file import AnswerFile
 from pykvgraph.cli.compare import Answered, differences, longest, report, show
-from pykvgraph.cli.draft import OF_ENGINE, draft_options, of_model, spec_type_of, spec_type_option
+from pykvgraph.cli.draft import OF_ENGINE, draft_arguments, draft_options, spec_type_of, spec_type_option
 from pykvgraph.cli.progress import progress_on_terminal
 from pykvgraph.cli.question import Arrivals, Line, parse, question_of
 from pykvgraph.cli.show import print_json
@@ -152,7 +152,7 @@ def batch(
     kind = spec_type_of(spec_type, model_draft, model, where.kv_overrides)
     begin = time.perf_counter()
     with (
-        kvg.Model(model, **where.model(), **of_model(kind, model_draft)) as loaded,
+        kvg.Model(model, **where.model(), **draft_arguments(kind, model_draft)) as loaded,
         kvg.Model(model_draft, **where.of_model())
         if model_draft and kind == "draft-simple"
         else contextlib.nullcontext() as draft,

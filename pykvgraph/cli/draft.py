@@ -32,7 +32,9 @@ def spec_type_option(unless_given: str) -> Callable[[Command], Command]:
     )
 
 
-OF_ENGINE = "draft-simple with -md, draft-mtp where the model's file has a draft head, else none"
+OF_ENGINE = (
+    "draft-simple with -md, draft-mtp with an assistant there or a draft head in the model's file, else none"
+)
 
 _OPTIONS = (
     option(
@@ -42,7 +44,8 @@ _OPTIONS = (
         "model_draft",
         type=click.Path(exists=True, dir_okay=False),
         metavar="FILE",
-        help="A smaller GGUF file of the same vocabulary, which proposes tokens; texts stay as they are.",
+        help="A smaller GGUF file of the same vocabulary, or the model's assistant (gemma4-assistant), which "
+        "proposes tokens; texts stay as they are.",
     ),
     option(
         "-hfd",
@@ -88,30 +91,38 @@ def draft_options(command: Command) -> Command:
 def spec_type_of(
     wanted: str | None, model_draft: str | None, model: str, kv_overrides: dict[str, bool | int | float | str]
 ) -> str:
-    """--spec-type, or what the files have where it isn't given: one of SPEC_TYPES. Others: a usage error."""
+    """--spec-type, or what the files have where it isn't given: one of SPEC_TYPES.
+
+    model_draft: the file of -md; None: there is none. kv_overrides: of the model. Raises click.UsageError for
+    a type that isn't one of these, and for one that doesn't go with -md.
+    """
     if wanted not in (None, *SPEC_TYPES):
         raise click.UsageError(f"--spec-type {wanted}: here it is one of {', '.join(SPEC_TYPES)}")
     if wanted == "draft-simple" and not model_draft:
         raise click.UsageError("--spec-type draft-simple: name the draft model, with -md FILE")
-    kind = None if model_draft is None else _kind_of_file(model_draft, wanted)
-    if kind and wanted in ("ngram-simple", "draft-mtp") and wanted != kind:
-        raise click.UsageError(f"--spec-type {wanted} has no use for -md: leave one of them out")
-    if kind:
-        return kind
+    if model_draft:
+        found = _kind_of_file(model_draft, wanted)
+        if wanted == "draft-simple" != found:
+            raise click.UsageError(
+                "--spec-type draft-simple: the file of -md is an assistant, whose drafts are draft-mtp; leave out "
+                "--spec-type"
+            )
+        if wanted not in (None, found):
+            raise click.UsageError(f"--spec-type {wanted} has no use for -md: leave one of them out")
+        return found
     return wanted or ("draft-mtp" if _has_draft_head(model, kv_overrides) else "none")
 
 
-def of_model(spec_type: str, model_draft: str | None) -> dict[str, Any]:
-    """Model's arguments for the model that is drafted for; spec_type: as spec_type_of() has found it."""
-    drafts_itself = spec_type == "draft-mtp"
-    return {
-        "draft_heads": drafts_itself and model_draft is None,
-        "assistant": model_draft if drafts_itself else None,
-    }
+def draft_arguments(spec_type: str, model_draft: str | None) -> dict[str, Any]:
+    """What Model is told of drafts: its draft_heads and assistant.
+
+    spec_type: as spec_type_of() has found it. model_draft: the file of -md, or None.
+    """
+    is_mtp = spec_type == "draft-mtp"
+    return {"draft_heads": is_mtp and not model_draft, "assistant": model_draft if is_mtp else None}
 
 
 def _has_draft_head(model: str, kv_overrides: dict[str, bool | int | float | str]) -> bool:
-    """False also for what is no model that runs here: who loads it says why."""
     info = _info(model, kv_overrides)
     return info is not None and info.has_draft_head
 
@@ -125,7 +136,7 @@ def _kind_of_file(model_draft: str, wanted: str | None) -> str:
 
 
 def _info(model: str, kv_overrides: dict[str, bool | int | float | str]) -> ModelInfo | None:
-    """None: it is no model that runs here."""
+    """What the file says; None for what is no model that runs here: who loads it says why."""
     from pykvgraph.model.gguf_file import GgufFile
 
     try:

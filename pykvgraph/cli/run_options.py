@@ -13,7 +13,7 @@ import click
 
 from pykvgraph.checks import INT32_MAX
 from pykvgraph.cli.adapters import Adapters, adapter_options
-from pykvgraph.cli.draft import draft_options, of_model, spec_type_of, spec_type_option
+from pykvgraph.cli.draft import draft_arguments, draft_options, spec_type_of, spec_type_option
 from pykvgraph.cli.log_options import log_options
 from pykvgraph.cli.n_ctx import sized
 from pykvgraph.cli.rope import rope_options
@@ -64,7 +64,7 @@ class RunOptions:
 
     def of_model(self) -> dict[str, Any]:
         """As Model takes it; servers are connected first."""
-        return {**self.where.model(), **of_model(self.spec_type, self.model_draft)}
+        return {**self.where.model(), **draft_arguments(self.spec_type, self.model_draft)}
 
     def context_for(
         self,

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from pykvgraph.cli.adapters import Adapters
-from pykvgraph.cli.draft import spec_type_of
+from pykvgraph.cli.draft import draft_arguments, spec_type_of
 from pykvgraph.cli.serve_defaults import defaults_of
 from pykvgraph.cli.serve_options import ServeVerb, serve_options
 from pykvgraph.cli.verb import examples
@@ -129,10 +129,7 @@ def _engine(
     return EngineSpec(
         model,
         draft,
-        {
-            **where.of_model(),
-            "assistant": given["model_draft"] if settings.spec_type == "draft-mtp" else None,
-        },
+        {**where.of_model(), **draft_arguments(settings.spec_type, given["model_draft"])},
         _context(where, given),
         _tiers(given),
         tuple(where.endpoints()),

@@ -124,8 +124,9 @@ def require_draft_head(draft: str, model: Model) -> None:
     if draft != "mtp":
         raise InvalidArgumentError(f'draft must be "mtp", or one that a model makes, got {shown(draft)}')
     if not model.drafts:
-        how = "its file has none, and there is no Model(path, assistant=...)"
-        how = "load it with Model(path, draft_heads=True)" if model.has_draft_head else how
+        how = "its file has none, and it has no assistant: Model(path, assistant=FILE) loads one"
+        if model.has_draft_head:
+            how = "load it with Model(path, draft_heads=True)"
         raise UnsupportedError(f'draft="mtp": the model was loaded without a draft head: {how}')
 
 

@@ -17,8 +17,8 @@ from pykvgraph.tiers.options import NO_LIMIT, Tiers
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """model, draft: GGUF files; draft may be "ngram" or "mtp", and "" is none. where: Model's arguments,
-    an assistant only with "mtp".
+    """model, draft: GGUF files; draft may be "ngram" or "mtp", and "" is none. where: Model's arguments;
+    with "mtp" they have draft_heads or an assistant.
 
     context: Engine's arguments, without draft and tiers. tiers: the arguments of Tiers; none: there are no
     tiers. rpc: servers whose devices are used, too. most_threads: where context says nothing of threads, not
@@ -38,8 +38,7 @@ class EngineSpec:
         """Raises what Model and Engine raise."""
         for endpoint in self.rpc:
             add_rpc_server(endpoint)
-        has_head = self.draft == "mtp" and not self.where.get("assistant")
-        model = Model(self.model, **self.where, draft_heads=has_head)
+        model = Model(self.model, **self.where)
         draft: Model | Literal["ngram", "mtp"] | None = None
         if self.draft in ("ngram", "mtp"):
             draft = "ngram" if self.draft == "ngram" else "mtp"

@@ -49,7 +49,8 @@ class Drafter(Protocol):
 def kind_of(draft: object, model: Model) -> DraftKind | None:
     """What makes drafts; None: nothing does. A model with a draft head or an assistant has drafts by that.
 
-    Raises InvalidArgumentError for what is no kind of drafts, and UnsupportedError for "mtp" without a head.
+    Raises InvalidArgumentError for what is no kind of drafts, and UnsupportedError for "mtp" of a model that
+    has neither a draft head nor an assistant.
     """
     if draft is None:
         return "mtp" if model.drafts else None

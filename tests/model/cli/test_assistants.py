@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -12,9 +14,11 @@ from click.testing import CliRunner
 from support.architectures import ArchSpec
 from support.assistants import crafted_pair
 
+from pykvgraph.cli import main
 from pykvgraph.cli.batch import batch
-from pykvgraph.cli.draft import of_model, spec_type_of
+from pykvgraph.cli.draft import draft_arguments, spec_type_of
 from pykvgraph.cli.inspect import inspect
+from pykvgraph.server.engine_spec import EngineSpec
 
 SPEC = ArchSpec("gemma4", n_layer=4, window=24)
 
@@ -29,9 +33,9 @@ def test_it_is_seen_by_the_file(pair: tuple[str, str]) -> None:
     model, assistant = pair
     for wanted in (None, "draft-mtp"):
         assert spec_type_of(wanted, assistant, model, {}) == "draft-mtp"
-    assert of_model("draft-mtp", assistant) == {"draft_heads": False, "assistant": assistant}
+    assert draft_arguments("draft-mtp", assistant) == {"draft_heads": False, "assistant": assistant}
     assert spec_type_of(None, model, model, {}) == "draft-simple"
-    assert of_model("draft-simple", model) == {"draft_heads": False, "assistant": None}
+    assert draft_arguments("draft-simple", model) == {"draft_heads": False, "assistant": None}
     with pytest.raises(click.UsageError, match="no use for -md"):
         spec_type_of("draft-mtp", model, model, {})
     with pytest.raises(click.UsageError, match="no use for -md"):
@@ -58,6 +62,22 @@ def test_batch_answers_the_same(pair: tuple[str, str], tmp_path: Path) -> None:
         assert done.exit_code == 0, done.output
         found.append(json.loads(answers.read_text())["text"])
     assert found[0] and found[1] == found[0]
+
+
+def test_serve_loads_it(pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, assistant = pair
+    specs: list[EngineSpec] = []
+
+    def told(settings: object, engine: EngineSpec, *others: object) -> SimpleNamespace:
+        specs.append(engine)
+        return SimpleNamespace(run=lambda sockets: None)
+
+    monkeypatch.setattr(importlib.import_module("pykvgraph.cli.serve"), "_server", told)
+    given = ["serve", "-m", model, "-md", assistant, "-c", "256", "-dev", "none", "--port", "0"]
+    done = CliRunner().invoke(main, given)
+    assert done.exit_code == 0, done.output
+    with specs[0].load() as engine:
+        assert engine.model.assistant == Path(assistant) and engine.model.n_draft_heads == 0
 
 
 def test_inspect_says_what_it_is_for(pair: tuple[str, str]) -> None:

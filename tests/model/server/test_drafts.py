@@ -15,7 +15,7 @@ from support.served import N_SLOTS, served
 
 import pykvgraph as kvg
 from pykvgraph.cli import main
-from pykvgraph.cli.draft import spec_type_of
+from pykvgraph.cli.draft import draft_arguments, spec_type_of
 from pykvgraph.engine.speculation import gate
 from pykvgraph.server.engine_spec import EngineSpec
 
@@ -110,7 +110,11 @@ def test_a_file_with_a_draft_head_has_drafts_by_it(
         assert spec_type_of(wanted, draft, model, {}) == found
     for kind, loads_head in (("", False), ("mtp", True), ("ngram", False)):
         spec_of_engine = EngineSpec(
-            with_head, kind, {"device": "cpu"}, {"n_ctx": 256, "n_threads": 1, "background": False}, {}
+            with_head,
+            kind,
+            {"device": "cpu", **draft_arguments(f"draft-{kind}", None)},
+            {"n_ctx": 256, "n_threads": 1, "background": False},
+            {},
         )
         with spec_of_engine.load() as engine:
             assert (engine.model.n_draft_heads == 1) is loads_head
