@@ -186,9 +186,10 @@ class Quality:
         for name in self._tasks:
             text = fitted(name, self._source, f"{self._seed} {i} {name}", self._length, self._n_tokens)
             passage = self._passage_of(text)
-            asked = [self._with_question(passage, probe) for probe in text.probes]
+            plain = [passage] * len(text.probes)
+            with_questions = [self._with_question(passage, probe) for probe in text.probes]
             for case, ctx, measured in zip(self.cases, contexts, found, strict=True):
-                passages = asked if case.asked else [passage] * len(asked)
+                passages = with_questions if case.asked else plain
                 for score, value in self._asked(name, text, passages, case, ctx).items():
                     measured.scores.setdefault(score, []).append(value)
                 tick()
@@ -207,16 +208,19 @@ class Quality:
     def _asked(
         self, name: str, text: TaskText, passages: Sequence[Passage], case: Case, ctx: Context
     ) -> dict[str, float]:
-        """What is right of a task's answers. passages: what is read before each is asked."""
+        """What is right of a task's answers. passages: what is read before each question, or with it."""
         scores = []
-        there: Passage | None = None
+        there: Passage | None = None  # what the cache has
         for probe, passage in zip(text.probes, passages, strict=True):
             if passage is not there:
                 ctx.reset()
                 case.way.read(ctx, passage)
                 there = passage
             ctx.kv.seq_cp(TEXT, _FORK, -1, -1)
-            said, question = "", self._behind(probe.question)[-1 if case.asked else 0 :]
+            question = self._behind(probe.question)
+            if case.asked:
+                question = question[-1:]  # the rest of it was read with the text
+            said = ""
             for piece in generate(ctx, question, seq=_FORK, max_tokens=text.n_answer):
                 said += piece.text
                 if all(answer.lower() in said.lower() for answer in probe.answers):

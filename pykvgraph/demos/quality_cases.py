@@ -1,8 +1,8 @@
 """Cases of `pykvgraph quality`: ways to get a text into the cache, each written as a line.
 
 A case is one of FORMS. `ctk TYPE` and `ctv TYPE`, the types of K and V, are cases too, and may stand before
-each of the others: `ctk q8_0 ctv q8_0 shift keep=32 discard=512`. `asked` may stand behind each: what a task
-asks is read with its text then, before anything is done to that.
+each of the others: `ctk q8_0 ctv q8_0 shift keep=32 discard=512`. Behind each `asked` may stand: then
+a task's question is read with its text, before anything is forgotten.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Passage:
     """A text as it is to stand in the cache: ids. bos: what the model wants before a text; None: nothing.
 
     other: tokens from elsewhere, of which an edit takes those that it cuts out. cut: where it cuts and which
-    tokens, in place of what its case says. states: what sequence TEXT was in a context once all was decoded
-    as it stands (decode_whole).
+    tokens, in place of what its case says. states: of each context that has decoded it whole, the cells of it
+    (decode_whole).
     """
 
     ids: Ids
@@ -56,7 +56,8 @@ class Passage:
     def decode_whole(self, ctx: Context) -> None:
         """Gets the text as it stands into sequence TEXT of an empty cache: decoded once, later loaded.
 
-        A loaded text is the decoded one to the bit. A cache whose types fall with age can't be loaded.
+        A loaded text is the decoded one to the bit. A cache whose types fall with age can't be saved, and
+        decodes it each time. Raises what Context.decode() and kv.load() raise.
         """
         if ctx in self.states:
             ctx.kv.load(self.states[ctx], TEXT)
@@ -280,8 +281,11 @@ class Case:
         """What cases have in common that differ in the numbers of their operation alone."""
         types = (("ctk", self.type_k, ContextParams.type_k), ("ctv", self.type_v, ContextParams.type_v))
         words = [f"{name} {value}" for name, value, default in types if value != default]
-        way = [] if words and isinstance(self.way, FullText) else [self.way.name]
-        return " ".join([*words, *way, *["asked"] * self.asked])
+        if not words or not isinstance(self.way, FullText):
+            words.append(self.way.name)
+        if self.asked:
+            words.append("asked")
+        return " ".join(words)
 
 
 FULL = Case("full", FullText())
@@ -295,16 +299,20 @@ def parse_case(text: str) -> Case:
     while len(rest) > 1 and rest[0] in types:
         name, value, rest = rest[0], rest[1], rest[2:]
         types[name] = str(parse_cache_type(value, name))
+    has_types = len(rest) < len(words)
     asked = rest[-1:] == ["asked"]
-    rest = rest[:-1] if asked else rest
-    line = " ".join(rest) if rest or len(words) == asked else "full"
+    if asked:
+        rest = rest[:-1]
+    line = " ".join(rest) if rest or not has_types else "full"
     for pattern, make in _WAYS:
         found = re.fullmatch(pattern.replace("N", r"(\d{1,8})"), line)
         if found:
             values = (int(each) if each and each.isdigit() else each for each in found.groups())
             return Case(" ".join(words), make(*values), types["ctk"], types["ctv"], asked)
     forms = ", ".join(repr(form) for form in (*FORMS, "ctk TYPE", "ctv TYPE"))
-    raise InvalidArgumentError(f"{shown(text)} is no case: expected one of {forms}, and `asked` behind it")
+    raise InvalidArgumentError(
+        f"{shown(text)} is no case: expected one of {forms}, and 'asked' behind it or not"
+    )
 
 
 _WAYS: tuple[tuple[str, Callable[..., ReadingWay]], ...] = (

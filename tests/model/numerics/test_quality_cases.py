@@ -190,13 +190,8 @@ def test_parsed() -> None:
         *("shift keep=1 discard=0", "shift keep=-1 discard=2", "self-extend", "self-extend 0", "edit 5"),
         *("edit 5:5", "edit 7:3", "edit -1:3", "link 0x3", "link 3x0", "link 3", "edit 1:999999999999"),
         *("forget", "forget keydiff", "forget keydiff 1.5", "forget lru 0.5", "forget window cells=68"),
-        *(
-            "forget window 0.5 composite",
-            "forget keydiff 0.5 composites",
-            "forget keydiff composite",
-            "asked",
-            "full asked 1",
-        ),
+        *("forget window 0.5 composite", "forget keydiff 0.5 composites", "forget keydiff composite"),
+        *("asked", "full asked 1"),
     ],
 )
 def test_what_is_no_case(text: str) -> None:
