@@ -37,6 +37,7 @@ def assistant_spec(target: ArchSpec, n_embd: int = 32, n_layer: int = 3) -> Arch
 
 
 def assistant_tensors(spec: ArchSpec, n_embd_target: int) -> Tensors:
+    """Random ones by name, without K and V; n_embd_target: width of the states of its model."""
     random = Random(spec)
     made = {
         name: tensor
@@ -59,7 +60,12 @@ def write_assistant(
     n_embd_target: int = 0,
     n_drafting: int = -1,
 ) -> Path:
-    """Writes an assistant of models of this spec; what is given is in the file in place of what fits."""
+    """Writes an assistant for models of the spec `target`.
+
+    The others make a file that fits no such model. spec, tensors: in place of assistant_spec() and
+    assistant_tensors(). n_embd_target: in place of the model's width; 0: that. n_drafting: layers that the
+    file says to draft; -1: all.
+    """
     spec = spec or assistant_spec(target)
     width = n_embd_target or target.n_embd
     writer = gguf.GGUFWriter(path, "gemma4-assistant")
@@ -80,10 +86,10 @@ def write_assistant(
 
 
 def crafted_pair(target: ArchSpec, source: Path, folder: Path, noise: float) -> tuple[Path, Path]:
-    """The file's model without what its layers add, so that each token decides the next one; and an assistant
-    that says the same.
+    """The model of the file `source` without what its layers add, so that each token decides the next one.
+    And an assistant that says the same.
 
-    noise: of the hidden state, which misleads it at times.
+    noise: how much of the hidden state gets into the assistant, whose drafts are wrong at times then.
     """
     model = folder / "model.gguf"
     shutil.copyfile(source, model)

@@ -54,9 +54,7 @@ class DraftReferee:
             self._decode(self._head, text[:-1], before, 0)
         state, rows = states[-1:], []
         for i, token in enumerate([text[-1], *drafted[:-1]]):
-            pos = n + (
-                0 if self._reads_cells else i
-            )  # an assistant's tokens have no cells, and all stand there
+            pos = n if self._reads_cells else n + i  # an assistant's tokens have no cells, and all stand at n
             logits, state = self._decode(self._head, [token], state, pos)
             rows.append(logits[0])
         return np.stack(rows)
