@@ -439,10 +439,11 @@ typedef struct kvg_draft_request {
     int32_t * drafted; /* (n, most): set by the call; -1 behind the last one */
 } kvg_draft_request;
 
-/* Drafts tokens that may follow texts, by the model's draft head or assistant: the likeliest one behind each text, and then behind that one. Fewer for
-   a text whose last state is not known: that of the last tokens of a decode is, until others take its place. Of a draft head cells are needed
-   for all tokens, but no longer than the call, and of an assistant none; apart from that it is as kvg_decode. output: rows of its logits and states, one for each drafted token:
-   first the first ones of all texts, then the second ones; no scores; NULL: not wanted. KVG_UNSUPPORTED without either. */
+/* Drafts tokens that may follow texts, by the model's draft head or assistant: the likeliest one behind each text, and then behind that
+   one. Fewer for a text whose last state is not known: that of the last tokens of a decode is, until others take its place. A draft head
+   needs cells for all tokens, but no longer than the call; an assistant needs none. Apart from that it is as kvg_decode. output: rows of
+   its logits and states, one for each drafted token: first the first ones of all texts, then the second ones; no scores; NULL: not wanted.
+   KVG_UNSUPPORTED for a model that has neither. */
 KVG_API kvg_status kvg_draft(kvg_context * context, const kvg_draft_request * request, kvg_output * output);
 
 /* The scores of n texts by the model's classifier. states: what each text's states were pooled into, (n, n_embd); scores:

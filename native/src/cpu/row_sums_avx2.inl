@@ -1,7 +1,7 @@
 // Products of few rows of floats with Q4_K, Q5_K and Q6_K weights on AVX2. Elsewhere weights are turned first, so that each lane has a row.
-// Here turning takes longer than the products, and 16 rows are read at a time, which a CPU doesn't fetch ahead. So each row of weights is
-// multiplied as it lies, one behind the other, and 8 rows' sums are turned at the end. The sums of integers are the same either way, and
-// floats are added in the same order. Included behind types_256.inl.
+// With few rows of floats turning takes longer than the products, and it reads 16 rows of weights at a time, of which a CPU fetches too few
+// ahead. So here each row of weights is multiplied as it lies, one behind the other, and 8 rows' sums are turned at the end. The sums of
+// integers are the same either way, and floats are added in the same order. Included behind types_256.inl.
 
 namespace kvg::KVG_PRODUCTS {
 
@@ -36,8 +36,8 @@ inline __m256i shifted(__m256i bytes, int up, int8_t mask) {
     return masked(up < 0 ? _mm256_srli_epi16(bytes, -up) : _mm256_slli_epi16(bytes, up), mask);
 }
 // A block of a type, and how it is multiplied as it lies:
-//   ROWS          up to how many rows of floats that is faster with; measured on Zen 3
-//   SCALE         where the scale of all of it is; with MINIMA that of minima follows it
+//   ROWS          with up to so many rows of floats this is faster; measured on Zen 3
+//   SCALE         offset of the block's scale, of 2 bytes; with MINIMA the scale of minima follows it
 //   each(to)      calls to(numbers, i, scales) for 32 numbers from number i on, and 16 scales, one of each two numbers
 //   rest(row)     8 integers, whose sum is what the products with a row are too great by; with MINIMA the sum of its products with minima
 template <class W> struct as_it_lies;
@@ -170,6 +170,7 @@ void multiply_as_it_lies(const weight_rows & weights, const rounded_rows<rounded
             }
         }
         for (uint32_t b = first; b < end; ++b) {
+            // 4 bytes at a time: with MINIMA both scales; else the scale is the upper half, as the block ends behind it
             const words scales = weights.word(b * W::BYTES + as_it_lies<W>::SCALE - (W::MINIMA ? 0 : 2));
             for (uint32_t n = 0; n < N; ++n) {
                 const rounded_256 & row = x.block(n, b);

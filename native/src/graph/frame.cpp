@@ -409,7 +409,11 @@ void decode_graph::build() {
     const struct hparams & h = model_.hparams();
     add_inputs();
     if (shape_.drafts) {
-        model_.target() ? add_assistant() : add_draft();
+        if (model_.target()) {
+            add_assistant();
+        } else {
+            add_draft();
+        }
         return;
     }
     ggml_tensor * x = h.is_first() ? embedded() : hidden;

@@ -42,7 +42,8 @@ struct graph_turn {
 
 class decode_graph {
 public:
-    // model: the cache's, or in a graph that drafts its assistant. attentions, recurs: of each layer, nullptr where it has no state or has it on a device; adapters: those that take part
+    // model: the cache's; in a graph that drafts its assistant, where it has one. attentions, recurs: of each layer, nullptr where it has
+    // no state or has it on a device; adapters: those that take part
     decode_graph(const model & model, const kv_cache & cache, const std::vector<layer_attention> & attentions,
                  const std::vector<recur_op *> & recurs, const std::vector<active_adapter> & adapters,
                  const decode_shape & shape);

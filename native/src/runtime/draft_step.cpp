@@ -92,7 +92,7 @@ void draft_step::compute(const batch & batch, const micro_batch & ubatch, const 
     inputs_.set(graph, cache_, batch, ubatch, reserved, spans, {});
     ggml_backend_tensor_set(graph.hidden, states_.data(), 0, ggml_nbytes(graph.hidden));
     if (carrier * carrier = decoder_.carrier()) {
-        carrier->expect(spans, reserved->slots_of(ubatch.begin, ubatch.n)); // an assistant has none
+        carrier->expect(spans, reserved->slots_of(ubatch.begin, ubatch.n)); // there is no carrier beside an assistant
     }
     for (const std::shared_ptr<tap> & each : decoder_.taps().all()) {
         each->expect({}, {});
@@ -106,7 +106,7 @@ void draft_step::compute(const batch & batch, const micro_batch & ubatch, const 
     ggml_backend_tensor_get(graph.logits, logits_.data(), 0, ggml_nbytes(graph.logits));
 }
 
-// What step k has drafted. Returns the texts that want more, whose tokens of the next step and states are set.
+// Writes what step k has drafted. Returns the texts that want more: their states, and their tokens of step k + 1, are set.
 std::vector<drafted_text> draft_step::take(uint32_t k, drafted_batch & tokens, const std::vector<drafted_text> & texts,
                                            const kvg_draft_request & in, const kvg_output * output) {
     const size_t n_embd = model_.hparams().n_embd;
@@ -151,7 +151,7 @@ void draft_step::by_head(drafted_batch & tokens, std::vector<drafted_text> texts
     }
 }
 
-// Its tokens only see what the text has in the cache.
+// Tokens of an assistant attend to the text's cells alone, and have none.
 void draft_step::by_assistant(drafted_batch & tokens, std::vector<drafted_text> texts, const kvg_draft_request & in,
                               const kvg_output * output) {
     upkeep_.before_decode(0);
@@ -179,7 +179,11 @@ int64_t draft_step::draft(const kvg_draft_request & in, const kvg_output * outpu
         fail(KVG_INVALID_ARGUMENT, "%u tokens are drafted and the buffers have room for %lld", tokens.n_tokens(),
              static_cast<long long>(output->n_rows));
     }
-    has_cells ? by_head(tokens, std::move(texts), in, output) : by_assistant(tokens, std::move(texts), in, output);
+    if (has_cells) {
+        by_head(tokens, std::move(texts), in, output);
+    } else {
+        by_assistant(tokens, std::move(texts), in, output);
+    }
     return tokens.n_tokens();
 }
 
