@@ -18,8 +18,8 @@ SANITIZED = $(call preload,libasan.so) \
 RACES = TSAN_OPTIONS=halt_on_error=1
 # NumPy's BLAS starts a thread for each CPU, which spins for 60 ms; tests start Python a thousand times.
 export OPENBLAS_NUM_THREADS := 1
-# Two fifths of their time tests wait: for other processes, for disks, for clocks. So there are more workers than processors. Each has
-# a run of tests that follow one another, and makes what a file's tests share once, not each worker.
+# Tests wait during two fifths of their time: for other processes, for disks, for clocks. So there are more workers than processors. A
+# worker has tests that follow one another: what a file's tests share is made once, and not by each worker.
 WORKERS := $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 PYTEST := $(CURDIR)/$(BIN)/pytest -rs -n $(WORKERS) --dist worksteal
 HOOKED = KVGRAPH_LIB=$(CURDIR)/$(HOOKS_BUILD)/libkvgraph.so

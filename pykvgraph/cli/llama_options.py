@@ -146,7 +146,7 @@ _TAKEN = {
     """,
     "-lv 4, and `verbose` of all requests that say nothing of it": "-v --verbose --log-verbose",
     "16 unless it is given": "--spec-draft-n-max N $LLAMA_ARG_SPEC_DRAFT_N_MAX",
-    "none, draft-simple, draft-mtp (by itself where the file or -md has a head) and ngram-simple": """
+    "none, draft-simple, draft-mtp (by itself with a draft head or an assistant) and ngram-simple": """
         --spec-type TYPE $LLAMA_ARG_SPEC_TYPE
     """,
     "0 unless it is given: free memory is cells already": "-cram --cache-ram N $LLAMA_ARG_CACHE_RAM",
