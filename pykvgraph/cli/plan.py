@@ -90,9 +90,9 @@ def plan(
 
     Nothing is loaded, unless --time is given. Each size is planned as a context would allocate it: weights,
     cells, graphs. A draft head of the model's own counts, unless --spec-type none leaves it out; no draft
-    model and no assistant does. What may be taken is --margin per cent less than what is free: on a device what the device
-    tells, on the host the least of what the kernel has, of what control groups leave, and of ulimit. `-c
-    auto` of other verbs, and n_ctx="auto" in Python, take what is found here.
+    model and no assistant does. What may be taken is --margin per cent less than what is free: on a device
+    what the device tells, on the host the least of what the kernel has, of what control groups leave, and of
+    ulimit. `-c auto` of other verbs, and n_ctx="auto" in Python, take what is found here.
 
     With --time, steps of a few sizes are measured in a second or two, and remembered for the file, the
     devices and the settings; a line through them says how long a prompt and a token take.
