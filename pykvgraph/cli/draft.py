@@ -104,8 +104,8 @@ def spec_type_of(
         found = _kind_of_file(model_draft, wanted)
         if wanted == "draft-simple" != found:
             raise click.UsageError(
-                "--spec-type draft-simple: the file of -md is an assistant, whose drafts are draft-mtp; leave out "
-                "--spec-type"
+                "--spec-type draft-simple: the file of -md is an assistant, whose drafts are draft-mtp: "
+                "leave out --spec-type"
             )
         if wanted not in (None, found):
             raise click.UsageError(f"--spec-type {wanted} has no use for -md: leave one of them out")

@@ -40,6 +40,8 @@ def test_it_is_seen_by_the_file(pair: tuple[str, str]) -> None:
         spec_type_of("draft-mtp", model, model, {})
     with pytest.raises(click.UsageError, match="no use for -md"):
         spec_type_of("ngram-simple", assistant, model, {})
+    with pytest.raises(click.UsageError, match="whose drafts are draft-mtp"):
+        spec_type_of("draft-simple", assistant, model, {})
 
 
 def test_a_damaged_one_is_taken_for_what_is_wanted(pair: tuple[str, str], tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ def test_refused_drafts_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
             "--spec-type ngram-mod: here it is one of none, draft-simple, draft-mtp",
         ),
         (["--spec-type", "draft-simple"], "name the draft model, with -md FILE"),
+        (["--spec-type", "none", "-md", str(STORIES)], "has no use for -md"),
         (["--spec-type", "ngram-simple", "-md", str(STORIES)], "has no use for -md"),
         (["--spec-type", "draft-mtp", "-md", str(STORIES)], "has no use for -md"),
         (["-md", "/nowhere.gguf"], "does not exist"),
