@@ -15,9 +15,7 @@ from support.architectures import ArchSpec
 from support.assistants import crafted_pair
 
 from pykvgraph.cli import main
-from pykvgraph.cli.batch import batch
 from pykvgraph.cli.draft import draft_arguments, spec_type_of
-from pykvgraph.cli.inspect import inspect
 from pykvgraph.server.engine_spec import EngineSpec
 
 SPEC = ArchSpec("gemma4", n_layer=4, window=24)
@@ -60,7 +58,7 @@ def test_batch_answers_the_same(pair: tuple[str, str], tmp_path: Path) -> None:
     for options in ([], ["-md", assistant]):
         answers = tmp_path / f"{len(options)}.jsonl"
         given = ["-f", str(prompts), "-m", model, "-o", str(answers), "-c", "256", "-dev", "none", *options]
-        done = CliRunner().invoke(batch, given)
+        done = CliRunner().invoke(main, ["batch", *given])
         assert done.exit_code == 0, done.output
         found.append(json.loads(answers.read_text())["text"])
     assert found[0] and found[1] == found[0]
@@ -83,6 +81,6 @@ def test_serve_loads_it(pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_inspect_says_what_it_is_for(pair: tuple[str, str]) -> None:
-    done = CliRunner().invoke(inspect, [pair[1]])
+    done = CliRunner().invoke(main, ["inspect", pair[1]])
     assert done.exit_code == 0, done.output
     assert "those of a gemma4 model of width 64" in done.output
