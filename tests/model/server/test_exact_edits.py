@@ -123,7 +123,9 @@ class Judge:
             is_exact = rng.random() < 0.8
             if not is_exact:
                 own["cache_edit"] = "approximate"
-            told = self._ours.post("/completion", json=body | own).json()
+            answer = self._ours.post("/completion", json=body | own)
+            assert answer.status_code == 200, answer.text
+            told = answer.json()
             if is_exact:
                 counts["prompt"] += len(prompt)
                 counts["cached"] += told["timings"]["cache_n"]
