@@ -14,7 +14,7 @@ import numpy as np
 from pykvgraph.bench.libllama import LibllamaContext, LibllamaModel
 from pykvgraph.params.params import ContextParams
 from support.engines import Logits, Scenario
-from support.models import WeightType
+from support.models import WeightType, write_out
 from support.referee import Referee
 
 # matrices that training changes; what lies between layers has other names
@@ -80,10 +80,7 @@ def write_adapter(
             writer.add_tensor(f"{tensor.name}.lora_{end}", gguf.quantize(half, kind), raw_dtype=kind)
     for name, data in (tensors or {}).items():
         writer.add_tensor(name, data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     return path
 
 

@@ -13,7 +13,7 @@ import gguf
 from support.arch_metadata import add_metadata
 from support.arch_spec import ArchSpec
 from support.arch_tensors import random_tensors
-from support.models import WeightType, add_vocabulary, quantize_by_libllama
+from support.models import WeightType, add_vocabulary, quantize_by_libllama, write_out
 
 __all__ = ["ArchSpec", "write_architecture"]
 
@@ -51,8 +51,5 @@ def write_architecture(spec: ArchSpec, directory: Path) -> Path:
                 writer.add_tensor(name, tensor)
             else:
                 writer.add_tensor(name, gguf.quantize(tensor, kind), raw_dtype=kind)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        write_out(writer)
     return path

@@ -14,7 +14,7 @@ from support.arch_random import Random, Tensors
 from support.arch_spec import ArchSpec
 from support.arch_tensors import random_tensors
 from support.crafted_heads import ADDED
-from support.models import WeightType, add_vocabulary
+from support.models import WeightType, add_tensors, add_vocabulary, write_out
 
 _LEFT_OUT = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight", "attn_qkv.weight")
 
@@ -73,15 +73,8 @@ def write_assistant(
     writer.add_embedding_length_out(width)
     writer.add_nextn_predict_layers(spec.n_layer if n_drafting < 0 else n_drafting)
     add_vocabulary(writer)
-    for name, tensor in (tensors or assistant_tensors(spec, width)).items():
-        if tensor.ndim == 1:
-            writer.add_tensor(name, tensor)
-        else:
-            writer.add_tensor(name, gguf.quantize(tensor, weights), raw_dtype=weights)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    add_tensors(writer, tensors or assistant_tensors(spec, width), weights)
+    write_out(writer)
     return path
 
 

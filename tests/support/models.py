@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -102,11 +103,23 @@ def write_gguf(spec: ModelSpec, path: Path, most_tensors: int = 0) -> None:
     writer = gguf.GGUFWriter(path, spec.arch, split_max_tensors=most_tensors)
     add_metadata(writer, spec)
     add_vocabulary(writer)
-    for name, tensor in random_tensors(spec).items():
-        if tensor.ndim == 1:  # norms and frequency factors
+    add_tensors(writer, random_tensors(spec), spec.weights)
+    write_out(writer)
+
+
+def add_tensors(
+    writer: gguf.GGUFWriter, tensors: Mapping[str, npt.NDArray[np.float32]], weights: WeightType
+) -> None:
+    """Matrices in the type of the weights; norms and frequency factors, of one dimension, as they are."""
+    for name, tensor in tensors.items():
+        if tensor.ndim == 1:
             writer.add_tensor(name, tensor)
         else:
-            writer.add_tensor(name, gguf.quantize(tensor, spec.weights), raw_dtype=spec.weights)
+            writer.add_tensor(name, gguf.quantize(tensor, weights), raw_dtype=weights)
+
+
+def write_out(writer: gguf.GGUFWriter) -> None:
+    """Writes the file, and closes it."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

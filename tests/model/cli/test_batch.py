@@ -20,12 +20,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from support.drafting import always_pays
 from support.models import SMALL, ModelSpec
 
 import pykvgraph as kvg
 from pykvgraph.cli import main
 from pykvgraph.cli.answer_file import AnswerFile
-from pykvgraph.engine.speculation import gate
 
 batch_verb = importlib.import_module("pykvgraph.cli.batch")  # the function hides its module
 Batch = Callable[..., Result]
@@ -129,7 +129,7 @@ def test_a_draft_model(
     batch: Batch, answers: Answers, stories: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model is its own draft: greedy, everything holds, and texts are those without drafts."""
-    monkeypatch.setattr(gate.Gate, "n_drafted", lambda self, rate, most, each=0.0: min(most, 4))
+    always_pays(monkeypatch)
     long = [{**prompt, "max_tokens": 12} for prompt in PLAIN[:3]]
     result = batch(long, "-np", "1", "--json", "-md", str(stories), "--draft-max", "3")
     assert result.exit_code == 0, result.output

@@ -10,39 +10,21 @@ import pytest
 from support import where
 from support.architectures import ArchSpec
 from support.assistants import crafted_pair, write_assistant
+from support.drafting import always_pays, said
 from support.engines import random_ids
 from support.models import N_VOCAB
 from support.soak import F32
 
 import pykvgraph as kvg
-from pykvgraph.engine.speculation import gate
 
 SPEC = ArchSpec("gemma4", n_layer=6, window=24, head_dim_window=16, n_shared=2, n_embd_layer=32)
 PLAIN = ArchSpec("gemma4", n_layer=4, window=24)
-CHOICES: list[dict[str, Any]] = [
-    {"temperature": 0.0},
-    {"temperature": 0.8, "seed": 5},
-    {"temperature": 1.0, "seed": 6, "n": 2},
-]
 
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts pay always, up to four tokens."""
-    monkeypatch.setattr(gate.Gate, "n_drafted", lambda self, rate, most, each=0.0: min(most, 4))
-
-
-def said(model: kvg.Model, **options: Any) -> tuple[list[tuple[int, ...]], kvg.EngineStats]:
-    """Prompts with a common beginning, more of them than run at a time."""
-    options = {"n_ctx": 512, "n_seq_max": 3, "n_batch": 32, "background": False, **F32, **options}
-    with kvg.Engine(model, **options) as engine:
-        shared, requests = random_ids(40, N_VOCAB, 1), []
-        for i in range(6):
-            prompt = [*shared[: 40 * (i % 2)], *random_ids(10 + 7 * i, N_VOCAB, i)]
-            params = kvg.SamplingParams(max_tokens=24, **CHOICES[i % len(CHOICES)])
-            requests.append(engine.submit(prompt, params))
-        tokens = [each.tokens for request in requests for each in request.results()]
-        return tokens, engine.stats()
+    always_pays(monkeypatch)
 
 
 def test_tokens_are_those_without_drafts(

@@ -10,13 +10,13 @@ import pytest
 from support import where
 from support.architectures import ArchSpec
 from support.crafted_heads import crafted
+from support.drafting import always_pays, said
 from support.engines import random_ids
 from support.models import N_VOCAB
 from support.soak import F32
 
 import pykvgraph as kvg
 from pykvgraph.engine.admission import Admission
-from pykvgraph.engine.speculation import gate
 
 SPECS = [
     ArchSpec("qwen35", 4, period=4, state_heads=4, n_rot=8, n_head=8, draft_head=True),
@@ -24,32 +24,12 @@ SPECS = [
     ArchSpec("deepseek2", n_head_kv=1, rank=32, q_rank=48, n_expert=8, n_ff_shared=96, draft_head=True),
     ArchSpec("nemotron_h_moe", 6, state_heads=8, n_expert=8, n_ff_shared=48, n_latent=32, draft_head=True),
 ]
-CHOICES: list[dict[str, Any]] = [
-    {"temperature": 0.0},
-    {"temperature": 0.8, "seed": 5},
-    {"temperature": 1.0, "seed": 6, "n": 2},
-    {"temperature": 0.0, "repeat_penalty": 1.3},
-]
 
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts pay always, up to four tokens."""
-    monkeypatch.setattr(gate.Gate, "n_drafted", lambda self, rate, most, each=0.0: min(most, 4))
-
-
-def said(model: kvg.Model, **options: Any) -> tuple[list[tuple[int, ...]], kvg.EngineStats]:
-    """Prompts with a common beginning, more of them than run at a time."""
-    options = {"n_ctx": 512, "n_seq_max": 3, "n_batch": 32, "background": False, **F32, **options}
-    with kvg.Engine(model, **options) as engine:
-        shared, requests = random_ids(40, N_VOCAB, 1), []
-        for i in range(6):
-            prompt = [*shared[: 40 * (i % 2)], *random_ids(10 + 7 * i, N_VOCAB, i)]
-            params = kvg.SamplingParams(max_tokens=24, **CHOICES[i % len(CHOICES)])
-            requests.append(engine.submit(prompt, params))
-        tokens = [each.tokens for request in requests for each in request.results()]
-        assert engine.context.kv.n_free > 0
-        return tokens, engine.stats()
+    always_pays(monkeypatch)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
@@ -169,7 +149,7 @@ TRAINED = DATA / "stories260K-mtp.gguf"
 
 def test_a_trained_head_guesses_most_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts of one token. The first text is what llama2.c has said with these weights."""
-    monkeypatch.setattr(gate.Gate, "n_drafted", lambda self, rate, most, each=0.0: min(most, 1))
+    always_pays(monkeypatch, 1)
     prompts = ["", "The dog was", "Lily and Ben went to the", "One day, a big bear"]
     greedy = kvg.SamplingParams(max_tokens=100, temperature=0.0)
     with (

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from support import where
 from support.architectures import ArchSpec
+from support.drafting import always_pays
 from support.models import SMALL, ModelSpec
 from support.recurrent import DELTA_NET
 from support.soak import F32
 
 import pykvgraph as kvg
-from pykvgraph.engine.speculation import gate
 from pykvgraph.engine.speculation.draft_model import ModelDrafter
 
 CHOICES: list[dict[str, Any]] = [
@@ -30,7 +30,7 @@ CHOICES: list[dict[str, Any]] = [
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts pay always, up to four tokens."""
-    monkeypatch.setattr(gate.Gate, "n_drafted", lambda self, rate, most, each=0.0: min(most, 4))
+    always_pays(monkeypatch)
 
 
 def said(model: kvg.Model, **options: Any) -> tuple[list[tuple[int, ...]], kvg.EngineStats]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from support import where
 from support.architectures import ArchSpec
 from support.assistants import assistant_spec, assistant_tensors, write_assistant
 from support.draft_referee import draft_referee
+from support.drafting import check_between_holes, decode, drafted_logits
 from support.engines import open_context, random_ids
 from support.faults import fault
 from support.judge import FLOOR, nmse
@@ -21,9 +21,7 @@ from support.models import N_VOCAB, WeightType
 from support.planned import beside, decode_apart
 
 import pykvgraph as kvg
-from pykvgraph._native.ffi import KvgOutput
-from pykvgraph._native.library import sized
-from pykvgraph.context.draft_tokens import DraftedText, draft_tokens
+from pykvgraph.context.draft_tokens import DraftedText
 
 Architecture = Callable[[ArchSpec], Path]
 
@@ -46,21 +44,6 @@ def load(pair: tuple[Path, Path]) -> kvg.Model:
     return kvg.Model(pair[0], device=where.device, assistant=pair[1])
 
 
-def drafts_of(ctx: kvg.Context, texts: Sequence[DraftedText]) -> tuple[list[list[int]], Any]:
-    """What is drafted, and the assistant's logits: of all first tokens, then of the second ones."""
-    n = sum(text.n for text in texts)
-    rows = np.full((n, ctx.model.n_vocab), np.nan, np.float32)
-    output = sized(KvgOutput, logits=rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float)), n_rows=n)
-    return ctx._handle.call(draft_tokens, list(texts), output), rows
-
-
-def decode(ctx: kvg.Context, ids: Sequence[int], pos: int, seq: int = 0, *, chunk: int = 1000) -> None:
-    for begin in range(0, len(ids), chunk):
-        batch = kvg.Batch()
-        batch.extend(ids[begin : begin + chunk], pos + begin, (seq,), "last")
-        ctx.decode(batch)
-
-
 @pytest.mark.any_device
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_logits_are_libllamas(architecture: Architecture, tmp_path: Path, spec: ArchSpec) -> None:
@@ -70,8 +53,8 @@ def test_logits_are_libllamas(architecture: Architecture, tmp_path: Path, spec: 
         assert model.drafts and model.n_draft_heads == 0
         decode(ctx, text[:60], 0, chunk=40)  # over micro-batches and batches
         decode(ctx, text[60:-1], 60, chunk=1)
-        drafts, ours = drafts_of(ctx, [DraftedText(0, text[-1], N_DRAFTED)])
-        again, same = drafts_of(ctx, [DraftedText(0, text[-1], N_DRAFTED)])
+        drafts, ours = drafted_logits(ctx, [DraftedText(0, text[-1], N_DRAFTED)])
+        again, same = drafted_logits(ctx, [DraftedText(0, text[-1], N_DRAFTED)])
     assert drafts == again and np.array_equal(ours, same)
     assert drafts == [ours.argmax(axis=1).tolist()]
     theirs = {}
@@ -88,40 +71,15 @@ def test_quantized_weights(architecture: Architecture, tmp_path: Path) -> None:
     path = write_assistant(SPECS[0], tmp_path / "assistant.gguf", weights=WeightType.Q8_0)
     with load((architecture(SPECS[0]), path)) as model, open_context(model, n_ctx=256) as ctx:
         decode(ctx, text[:-1], 0)
-        drafts, ours = drafts_of(ctx, [DraftedText(0, text[-1], N_DRAFTED)])
+        drafts, ours = drafted_logits(ctx, [DraftedText(0, text[-1], N_DRAFTED)])
     with draft_referee(architecture(SPECS[0]), flash=False, assistant=path) as libllama:
         theirs = libllama.draft_logits(text, drafts[0])
     assert nmse(ours, theirs) < 1e-2  # each engine rounds products with such weights in its own way
 
 
 def test_edits_forks_and_defrag_need_nothing(pair: tuple[Path, Path]) -> None:
-    """A text between holes, forked and moved, beside the same text alone in a cache."""
-    text, other = random_ids(70, N_VOCAB, 1), random_ids(30, N_VOCAB, 2)
     with load(pair) as model:
-        with open_context(model, **F32) as ctx:
-            decode(ctx, text[:-1], 0)
-            _, alone = drafts_of(ctx, [DraftedText(0, text[-1], 3)])
-        with open_context(model, n_seq_max=4, **F32) as ctx:
-            decode(ctx, other, 0, 1)
-            decode(ctx, text[:40], 0, 0)
-            decode(ctx, other, len(other), 1)
-            decode(ctx, text[40:-1], 40, 0)
-            ctx.kv.seq_cp(0, 2, -1, -1)
-            ctx.kv.seq_rm(1, -1, -1)
-            ctx.kv.defrag("sort")
-            assert ctx.kv.update().moved_cells > 0
-            drafts, found = drafts_of(
-                ctx, [DraftedText(0, text[-1], 3), DraftedText(1, 5, 3), DraftedText(2, text[-1], 2)]
-            )
-            assert [len(draft) for draft in drafts] == [3, 0, 2]  # nothing is known of an empty sequence
-            for rows in (found[[0, 2, 4]], found[[1, 3]]):
-                assert nmse(rows, alone[: len(rows)]) < where.rule(FLOOR)
-            undone = random_ids(3, N_VOCAB, 3)
-            batch = kvg.Batch()
-            batch.extend([text[-1], *undone], len(text) - 1, (2,), "all")  # a draft of which nothing holds
-            ctx.decode(batch)
-            ctx.kv.seq_rm(2, len(text), -1)
-            assert len(drafts_of(ctx, [DraftedText(2, 7, 1)])[0][0]) == 1
+        check_between_holes(model, goes_back=True, **F32)
 
 
 @pytest.mark.parametrize(("type_k", "allowed"), [("f32", 0.0), ("q8_0", 5e-3)])
@@ -138,7 +96,7 @@ def test_k_shifts_reach_the_assistant(pair: tuple[Path, Path], type_k: str, allo
                 decode(ctx, text[:-1], begin, chunk=100)
                 if begin:
                     ctx.kv.seq_add(0, 0, -1, -begin)
-                found.append(drafts_of(ctx, [DraftedText(0, text[-1], 3)])[1])
+                found.append(drafted_logits(ctx, [DraftedText(0, text[-1], 3)])[1])
     assert nmse(found[1], found[0]) <= max(where.rule(FLOOR), allowed)
 
 
@@ -158,7 +116,7 @@ def test_rows_may_age(pair: tuple[Path, Path]) -> None:
         for type_k in ("f16", "f16:q8_0@128"):
             with open_context(model, n_ctx=512, n_batch=64, type_k=type_k, type_v=type_k) as ctx:
                 decode(ctx, text[:-1], 0, chunk=64)
-                found.append(drafts_of(ctx, [DraftedText(0, text[-1], 3)])[1])
+                found.append(drafted_logits(ctx, [DraftedText(0, text[-1], 3)])[1])
     assert 0 < nmse(found[1], found[0]) < 1e-2
 
 

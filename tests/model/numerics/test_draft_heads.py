@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from support import where
 from support.architectures import ArchSpec
 from support.draft_referee import draft_referee
+from support.drafting import check_between_holes, decode, drafted_logits
 from support.engines import open_context, random_ids
 from support.faults import fault
 from support.judge import FLOOR, nmse
@@ -22,9 +22,7 @@ from support.planned import beside, decode_apart
 from support.streams import connect, travel
 
 import pykvgraph as kvg
-from pykvgraph._native.ffi import KvgOutput
-from pykvgraph._native.library import sized
-from pykvgraph.context.draft_tokens import DraftedText, draft_tokens
+from pykvgraph.context.draft_tokens import DraftedText
 
 Architecture = Callable[[ArchSpec], Path]
 
@@ -57,21 +55,6 @@ def load(path: Path) -> kvg.Model:
     return kvg.Model(path, device=where.device, draft_heads=True)
 
 
-def head_logits(ctx: kvg.Context, texts: Sequence[DraftedText]) -> tuple[list[list[int]], Any]:
-    """What is drafted, and the head's rows of logits: those of the first tokens, then of the second ones."""
-    n = sum(text.n for text in texts)
-    rows = np.full((n, ctx.model.n_vocab), np.nan, np.float32)
-    output = sized(KvgOutput, logits=rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float)), n_rows=n)
-    return ctx._handle.call(draft_tokens, list(texts), output), rows
-
-
-def decode(ctx: kvg.Context, ids: Sequence[int], pos: int, seq: int = 0, *, chunk: int = 1000) -> None:
-    for begin in range(0, len(ids), chunk):
-        batch = kvg.Batch()
-        batch.extend(ids[begin : begin + chunk], pos + begin, (seq,), "last")
-        ctx.decode(batch)
-
-
 @pytest.mark.any_device
 def test_logits_are_libllamas(path: Path) -> None:
     compare(path, random_ids(100, N_VOCAB))
@@ -89,10 +72,10 @@ def compare(path: Path, text: Sequence[int]) -> None:
         assert model.n_draft_heads == 1
         decode(ctx, text[:60], 0, chunk=40)  # over micro-batches and batches
         decode(ctx, text[60:-1], 60, chunk=1)
-        drafts, ours = head_logits(ctx, [DraftedText(0, text[-1], N_DRAFTED)])
+        drafts, ours = drafted_logits(ctx, [DraftedText(0, text[-1], N_DRAFTED)])
         assert ctx.kv.seq_pos_max(0) == len(text) - 2
         assert ctx.kv.n_free == 256 - len(text) + 1
-        again, same = head_logits(ctx, [DraftedText(0, text[-1], N_DRAFTED)])
+        again, same = drafted_logits(ctx, [DraftedText(0, text[-1], N_DRAFTED)])
     assert drafts == again and np.array_equal(ours, same)
     assert drafts == [ours.argmax(axis=1).tolist()]
     theirs = {}
@@ -104,36 +87,11 @@ def compare(path: Path, text: Sequence[int]) -> None:
 
 
 def test_edits_forks_and_defrag_carry_the_heads_cells_over(any_path: Path) -> None:
-    """A text between holes, forked, moved and gone back to, beside the same text alone in a cache."""
-    text, other = random_ids(70, N_VOCAB, 1), random_ids(30, N_VOCAB, 2)
     options: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "n_ctx": 256, "n_batch": 128}
     with load(any_path) as model:
         with open_context(model, **options) as ctx:
-            decode(ctx, text[:-1], 0)
-            _, alone = head_logits(ctx, [DraftedText(0, text[-1], 3)])
-        with open_context(model, n_seq_max=4, **options) as ctx:
-            decode(ctx, other, 0, 1)
-            decode(ctx, text[:40], 0, 0)
-            decode(ctx, other, len(other), 1)
-            decode(ctx, text[40:-1], 40, 0)
-            ctx.kv.seq_cp(0, 2, -1, -1)
-            ctx.kv.seq_rm(1, -1, -1)
-            ctx.kv.defrag("sort")
-            assert ctx.kv.update().moved_cells > 0
-            drafts, found = head_logits(
-                ctx, [DraftedText(0, text[-1], 3), DraftedText(1, 5, 3), DraftedText(2, text[-1], 2)]
-            )
-            assert [len(draft) for draft in drafts] == [3, 0, 2]  # nothing is known of an empty sequence
-            for rows in (found[[0, 2, 4]], found[[1, 3]]):
-                assert nmse(rows, alone[: len(rows)]) < where.rule(FLOOR)
-            undone = [*random_ids(3, N_VOCAB, 3)]
-            batch = kvg.Batch()
-            batch.extend([text[-1], *undone], len(text) - 1, (2,), "all")  # a draft of which nothing holds
-            ctx.decode(batch)
-            if all(group.kind == "full" for group in ctx.kv.groups):
-                ctx.kv.seq_rm(2, len(text), -1)
-                after, _ = head_logits(ctx, [DraftedText(2, 7, 1)])
-                assert len(after[0]) == 1  # the state behind the text's last token is known
+            goes_back = all(group.kind == "full" for group in ctx.kv.groups)
+        check_between_holes(model, goes_back=goes_back, **options)
 
 
 def test_positions_that_move_turn_the_heads_k(any_path: Path) -> None:

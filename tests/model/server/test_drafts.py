@@ -11,12 +11,12 @@ import httpx
 import pytest
 from click.testing import CliRunner
 from support.architectures import ArchSpec
+from support.drafting import always_pays
 from support.served import N_SLOTS, served
 
 import pykvgraph as kvg
 from pykvgraph.cli import main
 from pykvgraph.cli.draft import draft_arguments, spec_type_of
-from pykvgraph.engine.speculation import gate
 from pykvgraph.server.engine_spec import EngineSpec
 
 STORIES = Path(__file__).parents[2] / "data" / "stories260K.gguf"
@@ -28,7 +28,7 @@ def test_drafts_are_counted(client: httpx.Client, monkeypatch: pytest.MonkeyPatc
     plain = client.post("/completion", json=ASKED).json()
     assert plain["generation_settings"]["speculative.types"] == "none"
     assert not any(name.startswith("draft") for name in plain["timings"])
-    monkeypatch.setattr(gate.Gate, "n_drafted", lambda self, rate, most, each=0.0: min(most, 4))
+    always_pays(monkeypatch)
 
     def load() -> kvg.Engine:
         model = kvg.Model(STORIES, device="cpu")
@@ -52,7 +52,7 @@ def test_drafts_are_counted(client: httpx.Client, monkeypatch: pytest.MonkeyPatc
 
 def test_refused_drafts_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """By reason, as the engine counts them: here there are never cells for any."""
-    monkeypatch.setattr(gate.Gate, "n_drafted", lambda self, rate, most, each=0.0: min(most, 4))
+    always_pays(monkeypatch)
     engines: list[kvg.Engine] = []
 
     def load() -> kvg.Engine:
