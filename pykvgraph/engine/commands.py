@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -99,6 +100,19 @@ class Read(Command):
     def run(self, running_set: RunningSet, readings: Readings) -> None:
         """It is read behind the others."""
         readings.add(self._reading)
+
+
+class Forget(Command):
+    """The cells that the cache has of a text are to be empty. done: how many tokens that were."""
+
+    def __init__(self, ids: array[int], salt: bytes) -> None:
+        super().__init__()
+        self._ids = ids
+        self._salt = salt
+
+    def run(self, running_set: RunningSet, readings: Readings) -> None:
+        """What was made of it goes, too."""
+        self.done.set_result(running_set.forget(self._ids, self._salt))
 
 
 class CellCommand(Command):

@@ -17,7 +17,7 @@ from pykvgraph.engine.running_set import RunningSet
 from pykvgraph.errors import KVGraphError
 from pykvgraph.model.adapter import Active
 from pykvgraph.prefix import block
-from pykvgraph.prefix.node import ALL
+from pykvgraph.prefix.node import ALL, Origin
 
 N_KEPT = 4  # compressed prefixes at a time; each has a sequence of the cache
 LEAST = 512  # tokens of a prefix: shorter ones are read soon
@@ -49,7 +49,7 @@ class Kept(NamedTuple):
     @property
     def salt(self) -> bytes:
         """Under which nobody finds the cells of a text that begins with it."""
-        return block.edited(self.prefix.salt, b"compressed", self.prefix.ids.tobytes(), 0)
+        return block.edited(self.prefix.salt, b"compressed", self.prefix.ids.tobytes(), b"", 0)
 
 
 class CompressedPrefixes:
@@ -74,6 +74,7 @@ class CompressedPrefixes:
         self._job: _Reread | None = None
         self._index = running_set.index
         running_set.gives_up = self.give_up
+        running_set.forgets_made_of = self.forget
 
     @property
     def has_work(self) -> bool:
@@ -128,7 +129,8 @@ class CompressedPrefixes:
         self._kept.move_to_end(kept.salt)
         sequence.edit(kept.salt, kept.n, ())
         sequence.has_holes = True
-        sequence.last = self._running_set.index.begin(kept.salt, kept.n_exact)
+        of = Origin(kept.prefix.salt, kept.prefix.ids)
+        sequence.last = self._running_set.index.begin(kept.salt, kept.n_exact, (of,))
         return True
 
     def read_part(self) -> None:
@@ -160,6 +162,20 @@ class CompressedPrefixes:
         _, kept = self._kept.popitem(last=False)
         self._empty(kept.seq)
         return True
+
+    def forget(self, ids: array[int], salt: bytes) -> None:
+        """Gives up what is made of a text's first tokens, or was to be."""
+
+        def is_of_it(prefix: Prefix) -> bool:
+            return prefix.salt == salt and ids[: len(prefix.ids)] == prefix.ids
+
+        if self._job is not None and is_of_it(self._job.prefix):
+            self._drop_job()
+        for kept in [each for each in self._kept.values() if is_of_it(each.prefix)]:
+            del self._kept[kept.salt]
+            self._empty(kept.seq)
+        for key in [key for key, prefix in self._noted.items() if is_of_it(prefix)]:
+            del self._noted[key]
 
     def _begin(self) -> None:
         """With the prefix that waits longest, if the cache still has it, and cells for a part of it."""

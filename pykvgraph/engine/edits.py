@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from pykvgraph.context.common_length import common_length
 from pykvgraph.context.context_shift import can_move
 from pykvgraph.engine.earlier_texts import EarlierText, EarlierTexts
-from pykvgraph.engine.moved_parts import Part, anew_of, move, n_copied, n_exact_of, parts_of
+from pykvgraph.engine.moved_parts import Part, anew_of, move, n_copied, n_exact_of, parts_of, salt_of
 from pykvgraph.engine.prepared_text import PreparedText
 from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.running_set import RunningSet
 from pykvgraph.errors import CacheFullError, KVGraphError
 from pykvgraph.prefix import block
-from pykvgraph.prefix.index import Found, Match
+from pykvgraph.prefix.match import Found, Match
+from pykvgraph.prefix.node import Origin
 from pykvgraph.sequence.edits import REPAIR
 
 
 class Edit(NamedTuple):
     """A new text as parts of an earlier one.
 
-    match: what the index has of the earlier one. parts: of it, the first of which may begin both. anew: see
-    anew_of(). salt: of the new one. n_had: tokens at its beginning that are there, and exact.
+    match: what the index has of the earlier one, whose tokens these are, `old`. parts: of it, the first of
+    which may begin both. anew: see anew_of(). n_had: tokens at its beginning that are there, and exact.
     """
 
     match: Match
+    old: array[int]
     parts: Sequence[Part]
     anew: list[int]
-    salt: bytes
     n_had: int
 
     @property
@@ -79,7 +79,7 @@ class Edits:
         if not self.are_for(sequence):
             return None
         found: Edit | None = None
-        n_most = n_had + (REPAIR if sequence.terms.edits else 0)
+        n_most = n_had + self._repair(sequence)
         for text in self._candidates(sequence):
             edit = self._of(text, sequence)
             if edit is not None and edit.n_there > n_most:
@@ -102,8 +102,11 @@ class Edits:
             kv.seq_rm(seq, -1, -1)
             running_set.start_over_if_broken()
             return False
-        sequence.edit(edit.salt, edit.n, edit.anew)
-        sequence.last = index.begin(edit.salt, edit.n_exact)
+        root = edit.match.root
+        salt = salt_of(root.salt, sequence.terms.session, edit.old, edit.parts, self._repair(sequence))
+        sequence.edit(salt, edit.n, edit.anew)
+        of = Origin(root.salt, edit.old[:stop])
+        sequence.last = index.begin(salt, edit.n_exact, (of, *root.made_of))
         return True
 
     def _make_room(self, sequence: RequestSequence, parts: Sequence[Part]) -> None:
@@ -116,13 +119,17 @@ class Edits:
                 if isinstance(sequence, PreparedText) or not running_set.index.evict():
                     raise CacheFullError("other texts have the cells")
 
+    def _repair(self, sequence: RequestSequence) -> int:
+        """Tokens that are decoded again behind each seam."""
+        return REPAIR if sequence.terms.edits else 0
+
     def _candidates(self, sequence: RequestSequence) -> list[EarlierText]:
         return self._texts.of_session(sequence.known_as())
 
     def _of(self, text: EarlierText, sequence: RequestSequence) -> Edit | None:
         """The text in place of an earlier one; None: nothing of that would be moved, or is there."""
         match = self._running_set.index.match(text.ids, text.salt)
-        repair = REPAIR if sequence.terms.edits else 0
+        repair = self._repair(sequence)
         # the last token is decoded for its output; what reads edited text is never approximate itself
         old, new = text.ids[: match.n], sequence.ids[: -max(repair, 1)]
         begin = common_length(old, new)
@@ -132,6 +139,4 @@ class Edits:
             return None
         if begin:
             parts.insert(0, Part(0, 0, begin))
-        spans = np.array(parts, np.int64).tobytes()
-        salt = block.edited(text.salt, sequence.terms.session, spans, repair)
-        return Edit(match, parts, anew_of(parts, repair), salt, min(begin, text.n_exact))
+        return Edit(match, old, parts, anew_of(parts, repair), min(begin, text.n_exact))

@@ -16,7 +16,7 @@ from pykvgraph.context.context import Context
 from pykvgraph.context.context_shift import can_move
 from pykvgraph.context.pooling import Pooling
 from pykvgraph.engine import embedding, ranking
-from pykvgraph.engine.commands import Park, Prepare, Submit
+from pykvgraph.engine.commands import Forget, Park, Prepare, Submit
 from pykvgraph.engine.compressed import N_KEPT
 from pykvgraph.engine.context_window import Window
 from pykvgraph.engine.loop import Loop, close_loop
@@ -413,14 +413,14 @@ class Engine(NotCopied):
     ) -> int:
         """Gives up the cells of what the cache has of a text; returns how many tokens that were.
 
-        prompt, adapters: as in save_prefix(). What running or other kept texts begin with, too, stays, and so
-        do edited texts that were made of its cells, as they are under other salts: what edit_prefix() left is
-        given up by its own tokens and salt=into. What requests with edit="approximate" left goes when others
-        need the cells, and meanwhile only their own session finds it. Raises InvalidArgumentError.
+        prompt, adapters: as in save_prefix(). What running or other kept texts begin with, too, stays. Texts
+        that requests with edit="approximate" made of its cells go with it, and are not counted, and so do its
+        compressed forms; what edit_prefix() left is given up by its own tokens and salt=into. What tiers have
+        stays there. Raises InvalidArgumentError.
         """
         ids = array("i", self._ids_of(prompt).tobytes())
         _, salt = self._under(adapters, salt)
-        return int(self._loop.run_between_steps(lambda index, seq: index.forget(ids, salt)))
+        return int(self._loop.ask(Forget(ids, salt)))
 
     def find_prefix(
         self,

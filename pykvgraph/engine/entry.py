@@ -17,7 +17,7 @@ from pykvgraph.engine.request_sequence import Plan, RequestSequence
 from pykvgraph.engine.running_set import RunningSet
 from pykvgraph.errors import KVGraphError
 from pykvgraph.prefix.block import N_TOKENS
-from pykvgraph.prefix.index import Found
+from pykvgraph.prefix.match import Found
 from pykvgraph.prefix.node import ALL
 from pykvgraph.sequence.sequence import EVERY
 

@@ -18,7 +18,7 @@ from pykvgraph.engine.types import TierStats
 from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.kv_cache.reserved_cells import Incoming, Place
 from pykvgraph.prefix import block
-from pykvgraph.prefix.index import Found, Match
+from pykvgraph.prefix.match import Found, Match
 from pykvgraph.tiers.loader import Loader, Prefetch, places_for
 from pykvgraph.tiers.peers import LoadRate
 from pykvgraph.tiers.record import REASONS, Reason

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from pykvgraph.context.common_length import common_length
 from pykvgraph.kv_cache.cache import KVCache
+from pykvgraph.prefix import block
 
 
 class Part(NamedTuple):
@@ -16,6 +17,16 @@ class Part(NamedTuple):
     old: int
     new: int
     n: int
+
+
+def salt_of(salt: bytes, session: bytes, old: array[int], parts: Sequence[Part], repair: int) -> bytes:
+    """The salt of a text that is made of parts of an old one under `salt`, each repaired; see block.edited().
+
+    Tokens of the old one behind the last part don't matter: no part has read them.
+    """
+    read = old[: parts[-1].old + parts[-1].n]
+    spans = array("q", (number for part in parts for number in part))
+    return block.edited(salt, session, read.tobytes(), spans.tobytes(), repair)
 
 
 def parts_of(old: array[int], new: array[int], n: int, least: int, *, gaps: bool = False) -> list[Part]:

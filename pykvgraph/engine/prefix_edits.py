@@ -6,15 +6,12 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from pykvgraph.checks import integer_rows
 from pykvgraph.context.batch import Batch
 from pykvgraph.context.context import Context
-from pykvgraph.engine.moved_parts import Part, anew_of, move, n_exact_of
+from pykvgraph.engine.moved_parts import Part, anew_of, move, n_exact_of, salt_of
 from pykvgraph.errors import InvalidArgumentError
 from pykvgraph.model.adapter import Active
-from pykvgraph.prefix import block
 from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.sequence.edits import REPAIR
 
@@ -69,9 +66,8 @@ def salt_without(
 
     Raises InvalidArgumentError as that does for spans.
     """
-    found = np.array(checked_spans(spans, len(ids)), np.int64)
-    what = np.array(ids, np.int32).tobytes() + found.tobytes()
-    return block.edited(salt, b"", what, repair)
+    parts = parts_left(checked_spans(spans, len(ids)), len(ids))
+    return salt_of(salt, b"", array("i", ids), parts, repair)
 
 
 class PrefixEdit:

@@ -24,7 +24,7 @@ from pykvgraph.model.adapter import Active, key_of
 from pykvgraph.model.tokenizer import Tokenizer
 from pykvgraph.params.params import SamplingParams
 from pykvgraph.prefix.block import N_TOKENS
-from pykvgraph.prefix.index import Found
+from pykvgraph.prefix.match import Found
 from pykvgraph.prefix.node import Node
 from pykvgraph.sequence.output_text import OutputText
 from pykvgraph.sequence.tokens import Tokens

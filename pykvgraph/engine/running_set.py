@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable
 
@@ -43,6 +44,7 @@ class RunningSet:
         self._most_points = n_points + n_spare
         # cells that are no part of the index, and are wanted longer than its own ones
         self.gives_up: Callable[[], bool] = bool
+        self.forgets_made_of: Callable[[array[int], bytes], object] = lambda ids, salt: None
         self.index = PrefixIndex(
             ctx.kv, n_points, saver, self._copy_one, n_spare, n_pinned, lambda: self.gives_up()
         )
@@ -132,6 +134,12 @@ class RunningSet:
             return False
         salts, sequence.old_salts = sequence.old_salts, ()
         return sum(self.index.forget(sequence.old, salt, sequence.n_common) for salt in salts) > 0
+
+    def forget(self, ids: array[int], salt: bytes) -> int:
+        """Gives up what there is of a text, and what was made of it; how many of its own tokens that were."""
+        self.forgets_made_of(ids, salt)
+        self.index.forget_edited(ids, salt)
+        return self.index.forget(ids, salt)
 
     def forget_preparations(self, sequence: RequestSequence) -> None:
         """Those that a text begins with which is decoded now."""

@@ -15,7 +15,7 @@ TOKENS = b"\0"  # the kind of a block; others are to come, pictures perhaps
 END = b"\1"  # of the tokens behind the last block of a text, with what it takes to go on behind them
 KINDS = frozenset((TOKENS, END))
 _UNDER = b"kvgraph-under-1\0"
-_EDITED = b"kvgraph-edited-1\0"
+_EDITED = b"kvgraph-edited-2\0"
 
 
 def key(parent: bytes, tokens: bytes, kind: bytes = TOKENS) -> bytes:
@@ -52,10 +52,12 @@ def under(salt: bytes, adapters: bytes) -> bytes:
     return hashlib.sha256(_UNDER + adapters + salt).digest() if adapters else salt
 
 
-def edited(salt: bytes, session: bytes, spans: bytes, repair: int) -> bytes:
+def edited(salt: bytes, session: bytes, ids: bytes, spans: bytes, repair: int) -> bytes:
     """The salt of a text that is made of spans of one under `salt`, with so many tokens decoded again each.
 
-    Its cells are not those of anybody who has just its tokens. session: who may find them.
+    Its cells are not those of anybody who has just its tokens. session: who may find them. ids: of the text
+    that it is made of, as far as its cells have read it, 32 bits each.
     """
-    lengths = b"".join(len(each).to_bytes(8, "little") for each in (salt, session))
-    return hashlib.sha256(_EDITED + lengths + salt + session + repair.to_bytes(4, "little") + spans).digest()
+    parts = (salt, session, ids, spans)
+    lengths = b"".join(len(each).to_bytes(8, "little") for each in parts)
+    return hashlib.sha256(_EDITED + lengths + repair.to_bytes(4, "little") + b"".join(parts)).digest()

@@ -8,41 +8,18 @@ import itertools
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from pykvgraph.errors import CacheFullError, DeviceError, InvalidArgumentError
 from pykvgraph.kv_cache.cache import KVCache
 from pykvgraph.kv_cache.hold import Hold
 from pykvgraph.prefix import block
-from pykvgraph.prefix.node import ALL, Node, Point, Root
+from pykvgraph.prefix.match import Found, Match
+from pykvgraph.prefix.node import ALL, Node, Origin, Point, Root, below
 from pykvgraph.prefix.node_saver import NodeSaver, save_leaf
 from pykvgraph.prefix.timed_pins import TimedPins
 
 Made = TypeVar("Made")
-
-
-class Match(NamedTuple):
-    """How much of a text the index knows.
-
-    path: the root and the nodes whose tokens it begins with. child: the next node where the text goes on as
-    this one begins, for `run` tokens, or None. n: tokens in all.
-    """
-
-    path: list[Node]
-    child: Node | None
-    run: int
-    n: int
-
-
-class Found(NamedTuple):
-    """What the cache has of a text: a match, and of that the first n tokens, from which it can go on.
-
-    point: the place to go on from, where the model needs one.
-    """
-
-    match: Match
-    n: int
-    point: Point | None
 
 
 class PrefixIndex:
@@ -163,10 +140,11 @@ class PrefixIndex:
         self.pin(last)
         return last
 
-    def begin(self, salt: bytes, n_exact: int = ALL) -> Root:
-        """Where a text under this salt begins that shares nothing yet, pinned. n_exact: as Root has it."""
+    def begin(self, salt: bytes, n_exact: int = ALL, made_of: tuple[Origin, ...] = ()) -> Root:
+        """Where a text under this salt begins that shares nothing yet, pinned. Others: as Root has them."""
         root = self._roots.setdefault(salt, Root(salt))
         root.n_exact = min(root.n_exact, n_exact)
+        root.made_of = made_of or root.made_of
         self.pin(root)
         return root
 
@@ -316,6 +294,13 @@ class PrefixIndex:
             self._remove(node)
         return n
 
+    def forget_edited(self, ids: array[int], salt: bytes) -> None:
+        """Gives up all of texts that are made of this one, and of these in turn, but what is pinned."""
+        for root in [each for each in self._roots.values() if each.is_made_of(ids, salt)]:
+            for node in reversed([*below(root)]):
+                if not (node.n_pins or node.children or node.until):
+                    self._remove(node)
+
     def make_room(self, n: int, *, takes_pinned: bool = False) -> bool:
         """Gives up nodes until n cells are empty; False: there are not enough.
 
@@ -388,10 +373,7 @@ class PrefixIndex:
 
     def _all_nodes(self) -> list[Node]:
         """Each behind its parent."""
-        found: list[Node] = list(self._roots.values())
-        for node in found:  # grows meanwhile
-            found += node.children.values()
-        return found
+        return [*self._roots.values(), *(node for root in self._roots.values() for node in below(root))]
 
     def _save_point(self, point: Point) -> None:
         node, n = point.node.nearest(point.run)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from pykvgraph.context.common_length import common_length
 from pykvgraph.kv_cache.hold import Hold, ResumePoint
@@ -115,19 +118,31 @@ class Node:
         return found
 
 
+class Origin(NamedTuple):
+    """The tokens of a text under a salt, as far as an edit has taken cells of it."""
+
+    salt: bytes
+    ids: array[int]
+
+
 class Root(Node):
     """Where texts under a salt begin; it has no tokens, and no hold.
 
     n_exact: the first tokens of each of them whose cells have read just the tokens before them; ALL: the
-    others', too.
+    others', too. made_of: whose cells became those of an edited text, and whose became theirs.
     """
 
-    __slots__ = ("n_exact", "salt")
+    __slots__ = ("made_of", "n_exact", "salt")
 
     def __init__(self, salt: bytes) -> None:
         super().__init__(None, b"", None)
         self.salt = salt
         self.n_exact = ALL
+        self.made_of: tuple[Origin, ...] = ()
+
+    def is_made_of(self, ids: array[int], salt: bytes) -> bool:
+        """Whether it is an edit of a text that this one begins with."""
+        return any(of.salt == salt and ids[: len(of.ids)] == of.ids for of in self.made_of)
 
 
 class Point:
@@ -145,3 +160,11 @@ class Point:
         self.is_spare = is_spare
         self.p = resume.p
         self.until = 0.0
+
+
+def below(root: Root) -> Iterator[Node]:
+    """What is behind it, each behind its parent."""
+    found: list[Node] = [root]
+    for node in found:  # grows meanwhile
+        found += node.children.values()
+        yield from node.children.values()

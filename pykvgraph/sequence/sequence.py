@@ -27,7 +27,8 @@ from pykvgraph.errors import (
 )
 from pykvgraph.model.model import Model
 from pykvgraph.prefix import block
-from pykvgraph.prefix.index import Found, PrefixIndex
+from pykvgraph.prefix.index import PrefixIndex
+from pykvgraph.prefix.match import Found
 from pykvgraph.sequence.tokens import DecodedTokens, Positions
 from pykvgraph.types import ForgetReport, ShiftReport
 

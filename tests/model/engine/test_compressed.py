@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,8 +87,9 @@ def test_it_has_fewer_cells_when_the_whole_is_gone(small: kvg.Model) -> None:
     with engine_of(small) as engine:
         texts = used(engine, asked)
         rest(engine)
+        index = engine._loop.stepper._index
         for text in texts:
-            engine.forget_prefix(text)
+            index.forget(array("i", text))  # as when others need the cells
         assert engine.stats().cells_used[0] == N // 2
         request = engine.submit(asked[3], BRIEF, compressed=True)
         assert request.result().cache.edited > 0
@@ -96,6 +98,28 @@ def test_it_has_fewer_cells_when_the_whole_is_gone(small: kvg.Model) -> None:
         whole = ids_of(small, 2000, 9)
         assert engine.submit(whole, kvg.SamplingParams(max_tokens=40)).result().n_prompt == 2000
         assert engine.submit(asked[3], BRIEF, compressed=True).result().cache.edited == 0
+
+
+def test_it_is_forgotten_with_the_prefix(small: kvg.Model) -> None:
+    """And what is being read, or waits; of another prefix nothing."""
+    asked, others = prompts(small), [[*ids_of(small, N, 7), *ids_of(small, 20, 8 + i)] for i in range(3)]
+    with engine_of(small) as engine:
+        kept = engine._loop.stepper._compressed
+        assert kept is not None
+        used(engine, others)
+        rest(engine)
+        assert kept.n_kept == 1
+        for n_steps in (0, 3, 100):  # it waits, is being read, is kept
+            texts = used(engine, asked)
+            for _ in range(n_steps):
+                engine.step()
+            assert (kept.has_work, kept.n_kept) == ((False, 2) if n_steps == 100 else (True, 1))
+            for text in texts:
+                engine.forget_prefix(text)
+            assert (kept.has_work, kept.n_kept) == (False, 1)
+        answer = engine.submit(asked[3], BRIEF, compressed=True).result()
+        assert (answer.n_cached, answer.cache.edited) == (0, 0)
+        assert engine.submit([*others[0], 1], BRIEF, compressed=True).result().cache.edited > 0
 
 
 def first_token(engine: kvg.Engine, prompt: list[int]) -> int:

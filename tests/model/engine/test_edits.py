@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -19,6 +20,7 @@ from support.soak import F32, SITES, Soak, are_likeliest, has_faults
 
 import pykvgraph as kvg
 from pykvgraph.engine import edits
+from pykvgraph.engine.prefix_edits import salt_without
 
 GREEDY = kvg.SamplingParams(max_tokens=6)
 BRIEF = kvg.SamplingParams(max_tokens=1)
@@ -159,6 +161,46 @@ def test_who_may_have_an_edited_text(small: kvg.Model) -> None:
             assert completion.cache.edited == 0, others
             # the first of them has read it for those behind it, but for the one with another salt
             assert completion.n_cached == [50, len(ids) - 1, len(ids) - 1, 0][n]
+
+
+def test_what_is_forgotten_is_gone_from_edited_texts_too(small: kvg.Model) -> None:
+    """From an edit of an edit as well, though that is gone; a text that others made of another one stays."""
+    old, later = ids_of(small, 300, 1), ids_of(small, 40, 2)
+    new = [*old[:50], *old[90:], *later]
+    again = [*new[:50], *new[70:], *later]
+    mine = ids_of(small, 350, 3)
+    with engine_of(small) as engine:
+        said = edited(engine, old).tokens
+        said_new = edited(engine, new).tokens
+        assert edited(engine, again).cache.edited > 0
+        edited(engine, mine, "b")
+        assert edited(engine, [*mine[:10], *mine[20:], *later], "b").cache.edited > 0
+        index = engine._loop.stepper._index
+        first = next(root for root in index._roots.values() if [of.salt for of in root.made_of] == [b""])
+        index.forget(array("i", [*new, *said_new]), first.salt)
+        assert first.salt not in index._roots  # as when others need the cells
+        n_used = engine.stats().cells_used
+        engine.forget_prefix([*old, *said])
+        assert edited(engine, [*again, *later]).cache.edited == 0
+        assert edited(engine, [*mine[:10], *mine[20:], *later, 5], "b").cache.edited > 0
+        for ids in (again, [*new, *said_new]):
+            engine.forget_prefix(ids)
+        assert sum(engine.stats().cells_used) < sum(n_used)
+
+
+def test_which_text_was_cut_is_part_of_the_salt(small: kvg.Model) -> None:
+    """Two texts become the same one by the same cut: neither gets what has read the other's words."""
+    begin, behind, later = (ids_of(small, n, seed) for n, seed in ((50, 1), (200, 2), (40, 3)))
+    cut = [ids_of(small, 40, seed) for seed in (4, 5)]
+    new = [*begin, *behind, *later]
+    with engine_of(small) as engine:
+        for words in cut:
+            edited(engine, [*begin, *words, *behind])
+            engine.submit([*new, words[0]], BRIEF, edit="approximate", session="a").result()
+        salts = {text.salt for text in engine._loop.stepper._entry._texts if text.salt}
+        assert len(salts) == 2
+        by_slot = [salt_without(b"", [*begin, *words, *behind], [(50, 90)]) for words in cut]
+        assert len({*by_slot, *salts}) == 4  # no session has the former
 
 
 def test_texts_without_a_session_begin_alike(small: kvg.Model) -> None:

@@ -25,7 +25,8 @@ from support.naive_prefixes import BLOCK, NaivePrefixes, NaiveText
 from support.recurrent import DELTA_NET
 
 import pykvgraph as kvg
-from pykvgraph.prefix.index import Found, PrefixIndex
+from pykvgraph.prefix.index import PrefixIndex
+from pykvgraph.prefix.match import Found
 from pykvgraph.prefix.node import Node, Point
 
 N_SEQ_MAX = 3
