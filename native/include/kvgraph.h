@@ -548,6 +548,8 @@ KVG_API kvg_status kvg_kv_group_layers(const kvg_context * context, int64_t grou
 /* seq < 0: every one. KVG_INVALID_ARGUMENT, with nothing changed, when a sequence would end before what its window has lost
    (kvg_kv_seq_lost), and no checkpoint leads there */
 KVG_API kvg_status kvg_kv_seq_rm(kvg_context * context, int64_t seq, int64_t p0, int64_t p1);
+/* Single positions (n_pos), rising, before the sequence's last one. */
+KVG_API kvg_status kvg_kv_seq_rm_at(kvg_context * context, int64_t seq, const int32_t * pos, int64_t n_pos);
 KVG_API kvg_status kvg_kv_seq_cp(kvg_context * context, int64_t src, int64_t dst, int64_t p0, int64_t p1);
 KVG_API kvg_status kvg_kv_seq_keep(kvg_context * context, int64_t seq);
 KVG_API kvg_status kvg_kv_seq_add(kvg_context * context, int64_t seq, int64_t p0, int64_t p1, int64_t delta);

@@ -560,6 +560,7 @@ STATUS_FUNCTIONS = (
     "kvg_kv_get_group",
     "kvg_kv_group_layers",
     "kvg_kv_seq_rm",
+    "kvg_kv_seq_rm_at",
     "kvg_kv_seq_cp",
     "kvg_kv_seq_keep",
     "kvg_kv_seq_add",
@@ -740,6 +741,8 @@ def declare(lib: CDLL) -> None:
     lib.kvg_kv_group_layers.restype = c_int32
     lib.kvg_kv_seq_rm.argtypes = [c_void_p, c_int64, c_int64, c_int64]
     lib.kvg_kv_seq_rm.restype = c_int32
+    lib.kvg_kv_seq_rm_at.argtypes = [c_void_p, c_int64, POINTER(c_int32), c_int64]
+    lib.kvg_kv_seq_rm_at.restype = c_int32
     lib.kvg_kv_seq_cp.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_int64]
     lib.kvg_kv_seq_cp.restype = c_int32
     lib.kvg_kv_seq_keep.argtypes = [c_void_p, c_int64]

@@ -229,8 +229,7 @@ def may_go(text: TextCells, n_keep: int, shared: bool) -> npt.NDArray[np.bool_]:
 def drop(kv: KVCache, seq: int, places: Places) -> ForgetReport:
     """Removes these positions, rising, from a sequence; the others stay where they are."""
     n_before = kv.seq_count(seq, -1, -1).n_cells
-    for run in runs_of(places):
-        kv.seq_rm(seq, run.start, run.stop)
+    kv._seq_rm_at(seq, places)
     n_left = kv.seq_count(seq, -1, -1).n_cells
     return ForgetReport(seq, tuple(places.tolist()), n_before - n_left, n_left)
 

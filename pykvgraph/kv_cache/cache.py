@@ -7,9 +7,13 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from pykvgraph._native.ffi import KvgDefragPolicy, KvgUpdateStats
 from pykvgraph._native.fork import importing
 from pykvgraph._native.handles import Handle
+from pykvgraph._native.kv import int32
 from pykvgraph._native.library import lib, sized
 from pykvgraph.checks import flag, integer, shown
 from pykvgraph.errors import InvalidArgumentError
@@ -276,6 +280,11 @@ class KVCache(ReadableCache):
         cleared, as update() says.
         """
         self._load_as(blob, seq, self._saved_geometry)
+
+    def _seq_rm_at(self, seq: int, positions: npt.NDArray[np.int64]) -> None:
+        """seq_rm() of single positions, rising, before the sequence's last one, all or nothing."""
+        given = np.ascontiguousarray(positions, np.int32)
+        self._handle.call(lib().kvg_kv_seq_rm_at, seq, int32(given), len(given))
 
     def _load_as(self, blob: bytes | bytearray | memoryview, seq: int | None, geometry: Geometry) -> None:
         """geometry: what the state must fit."""

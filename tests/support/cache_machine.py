@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import pykvgraph as kvg
+from pykvgraph.context.forgetting import runs_of
 from support.engines import Token, decode, repair, run_of
 from support.models import N_VOCAB
 from support.naive_cells import Cell, NaiveCells, Refusals
@@ -172,6 +173,19 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.uses(self.share_for_rm))
     def seq_rm(self, seq: int, p0: int, p1: int) -> None:
         self.change("seq_rm", seq, p0, p1)
+
+    @rule(seq=SEQS, positions=st.sets(st.integers(0, 30), min_size=1, max_size=8))
+    @precondition(lambda self: self.uses(self.share_for_rm))
+    def seq_rm_at(self, seq: int, positions: set[int]) -> None:
+        """Single positions at once, as runs of them one after the other."""
+        places = np.array(sorted(positions))
+        refusals: Refusals = ()
+        if places[-1] >= self.naive.pos_max(seq):
+            refusals = (kvg.InvalidArgumentError,)
+        else:
+            for run in runs_of(places):
+                assert not self.naive.seq_rm(seq, run.start, run.stop)
+        self.call(refusals, self.ctx.kv._seq_rm_at, seq, places)
 
     @rule(src=ANY_SEQS, dst=ANY_SEQS, p0=FIRSTS, p1=ENDS)
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:

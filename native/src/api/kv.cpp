@@ -1,6 +1,7 @@
 // The cache: cells, what is pending, K and V in and out.
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "api/handles.h"
 #include "runtime/bounded.h"
@@ -75,6 +76,13 @@ kvg_status kvg_kv_group_layers(const kvg_context * context, int64_t group, int32
 
 kvg_status kvg_kv_seq_rm(kvg_context * context, int64_t seq, int64_t p0, int64_t p1) {
     return on_context(context, [&](class context & c) { c.cache().seq_rm(seq, p0, p1); });
+}
+
+kvg_status kvg_kv_seq_rm_at(kvg_context * context, int64_t seq, const int32_t * pos, int64_t n_pos) {
+    return on_context(context, [&](class context & c) {
+        const int64_t n = bounded("n_pos", n_pos, 0, std::numeric_limits<int32_t>::max());
+        c.cache().seq_rm_at(seq, n == 0 ? std::vector<int32_t>() : std::vector<int32_t>(&need(pos, "pos"), pos + n));
+    });
 }
 
 kvg_status kvg_kv_seq_cp(kvg_context * context, int64_t src, int64_t dst, int64_t p0, int64_t p1) {

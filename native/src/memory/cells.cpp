@@ -373,6 +373,18 @@ void cells::seq_rm(int64_t seq, int64_t p0, int64_t p1) {
     }
 }
 
+void cells::seq_rm_at(int64_t seq, const std::vector<int32_t> & positions) {
+    const uint32_t s = check_seq(seq, "sequence");
+    for (const int32_t each : positions) {
+        lost_[s].remove(each, int64_t{each} + 1);
+    }
+    each_affected({s, positions.front(), int64_t{positions.back()} + 1, 1, 0}, [&](uint32_t i, uint32_t) {
+        if (std::binary_search(positions.begin(), positions.end(), pos(i))) {
+            take_from(i, s);
+        }
+    });
+}
+
 void cells::seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1) {
     const uint32_t from = check_seq(src, "source sequence");
     const uint32_t to = check_seq(dst, "destination sequence");

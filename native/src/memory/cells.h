@@ -232,6 +232,8 @@ public:
     // The operations of the public interface. Ranges are [p0, p1); a negative p0 means 0, a negative p1 means no end. Any integer is
     // safe: an id out of range, d < 1 or a position past 2^31 - 1 throws error(KVG_INVALID_ARGUMENT) with nothing changed.
     void seq_rm(int64_t seq, int64_t p0, int64_t p1);
+    // precondition: there are positions, they rise, none is below 0
+    void seq_rm_at(int64_t seq, const std::vector<int32_t> & positions);
     void seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1);
     void seq_keep(int64_t seq);
     // seq_add and seq_div have two halves: check_add() or check_div(), and then apply(). Between them the caller must fork() the cells of

@@ -308,6 +308,11 @@ void kv_cache::drop_within(int64_t seq, int64_t p0, int64_t p1) {
     drop_if([&](const checkpoint & c) { return (seq < 0 || c.seq == seq) && p0 < c.p && (p1 < 0 || c.p < p1); });
 }
 
+void kv_cache::drop_within(uint32_t seq, const std::vector<int32_t> & positions) {
+    const auto goes = [&](int32_t pos) { return std::binary_search(positions.begin(), positions.end(), pos); };
+    drop_if([&](const checkpoint & c) { return c.seq == seq && goes(c.p - 1) && goes(c.p); });
+}
+
 void kv_cache::drop_over(uint32_t seq, int32_t pos) {
     drop_if([&](const checkpoint & c) {
         return c.seq == seq && pos < c.p &&

@@ -1,6 +1,7 @@
 #include "memory/kv_cache.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 
 #include "device.h"
@@ -273,6 +274,24 @@ void kv_cache::remove(int64_t seq, int64_t p0, int64_t p1) {
     drop_within(seq, p0, p1);
     for (kv_group & group : groups_) {
         group.cells().seq_rm(seq, p0, p1);
+    }
+    settle_states();
+}
+
+void kv_cache::seq_rm_at(int64_t seq, const std::vector<int32_t> & positions) {
+    const int64_t last = seq_pos_max(seq);
+    if (positions.empty()) {
+        return;
+    }
+    if (std::adjacent_find(positions.begin(), positions.end(), std::greater_equal<>()) != positions.end() ||
+        positions.front() < 0 || positions.back() >= last) {
+        fail(KVG_INVALID_ARGUMENT,
+             "positions must rise, and come before the last one of sequence %lld, %lld; use seq_rm for the end",
+             static_cast<long long>(seq), static_cast<long long>(last));
+    }
+    drop_within(static_cast<uint32_t>(seq), positions);
+    for (kv_group & group : groups_) {
+        group.cells().seq_rm_at(seq, positions);
     }
     settle_states();
 }

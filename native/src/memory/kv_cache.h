@@ -105,6 +105,8 @@ public:
     // As in `cells`, in every group. error(KVG_INVALID_ARGUMENT) when a sequence would end where a window has lost what its next token
     // attends to
     void seq_rm(int64_t seq, int64_t p0, int64_t p1);
+    // The same of single positions, rising, before the sequence's last one, in one pass over the cells.
+    void seq_rm_at(int64_t seq, const std::vector<int32_t> & positions);
     // Undoes the last step: each of its sequences loses what it got, and has its state again.
     void take_back(const std::vector<first_position> & decoded);
     void seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1);
@@ -172,6 +174,8 @@ public:
     // Drops those of a sequence (below 0: of all) at positions after p0 and before p1, which are of another text when something was removed
     // there, or comes there.
     void drop_within(int64_t seq, int64_t p0, int64_t p1);
+    // The same for single positions, rising, that are removed.
+    void drop_within(uint32_t seq, const std::vector<int32_t> & positions);
     // Drops those of a sequence that would bring back what it had at a position, now that it has another cell there.
     void drop_over(uint32_t seq, int32_t pos);
     // The holds of those of the sequence that can't move with it: what their windows would need is lost, or something would pass them.

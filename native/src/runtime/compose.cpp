@@ -53,16 +53,11 @@ composition check(const kv_group & group, size_t index, uint32_t seq, std::vecto
     return found;
 }
 
-// Calls visit(first, end) for runs of the positions, but for the last one.
-template <class F> void each_run_before_last(const std::vector<int32_t> & positions, F visit) {
-    for (size_t i = 0; i < positions.size() && positions[i] != positions.back();) {
-        size_t end = i + 1;
-        while (positions[end] != positions.back() && positions[end] <= positions[end - 1] + 1) {
-            ++end;
-        }
-        visit(positions[i], positions[end - 1] + 1);
-        i = end;
-    }
+// Each position once, but not the last one.
+std::vector<int32_t> before_last(std::vector<int32_t> positions) {
+    positions.erase(std::unique(positions.begin(), positions.end()), positions.end());
+    positions.pop_back();
+    return positions;
 }
 
 // Tells the cells of a group that those that stay have rows of several tokens, and that the sequence leaves the others.
@@ -121,7 +116,7 @@ void transfer::compose(int64_t seq, const kvg_kv_composite * groups, int64_t n_g
         tell(cache_.groups()[all[i].group].cells(), all[i], s, dithers[i]);
     }
     // from the groups with a window, too
-    each_run_before_last(all.front().positions, [&](int32_t first, int32_t end) { cache_.seq_rm(seq, first, end); });
+    cache_.seq_rm_at(seq, before_last(all.front().positions));
     for (const composition & each : all) {
         cache_.groups()[each.group].set_whole();
     }
