@@ -137,10 +137,10 @@ def keydiff_of_heads(text: TextCells) -> HeadScores:
 
 def _keydiff_of_layer(k: npt.NDArray[np.float32]) -> Floats:
     """k: (n_cells, n_head_kv, head_dim). Returns (n_head_kv, n_cells)."""
-    directions = k / np.maximum(np.linalg.norm(k, axis=2, keepdims=True), _LEAST)
-    mean = directions.mean(axis=0)
+    scale = 1 / np.maximum(np.sqrt(np.einsum("chd,chd->hc", k, k)), _LEAST)
+    mean = np.einsum("chd,hc->hd", k, scale)
     mean /= np.maximum(np.linalg.norm(mean, axis=1, keepdims=True), _LEAST)
-    return np.asarray(-np.einsum("chd,hd->hc", directions, mean), np.float64)
+    return np.asarray(-np.einsum("chd,hd->hc", k, mean) * scale, np.float64)
 
 
 def snapkv(text: TextCells) -> Floats:
