@@ -81,7 +81,9 @@ def gather(ctx: Context, layout: Layout) -> Incoming:
 def _part(context: int, shape: Shape, layout: Layout, seq: int, p0: int, p1: int) -> Iterator[Region]:
     chosen = [_before(new_cells(context, seq, index, p0), p1) for index in range(len(shape.room))]
     if any((np.diff(each.positions) == 0).any() for each in chosen):
-        raise UnsupportedError("cells of the sequence share a position, after seq_div: use stream_out()")
+        raise UnsupportedError(
+            "cells of the sequence share a position (composite cells, or seq_div): use stream_out()"
+        )
     for transport, layers in layout.parts:
         geometry = shape.of(layers, with_states=False)
         table = take_part_table(

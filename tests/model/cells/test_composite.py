@@ -17,8 +17,10 @@ from support.kv_types import EVEN_BLOCKS
 from support.models import N_VOCAB, SMALL, TWO_GROUPS, ModelSpec
 from support.naive_llama import Floats, Rows, naive_logits
 from support.naive_scores import attention, cells_of, keydiff_of_head, keys_of, kvzip, snapkv
+from support.streams import connect, travel
 
 import pykvgraph as kvg
+from pykvgraph import stream
 from pykvgraph.context.forgetting import N_RECENT, N_SINKS, close_gaps
 from pykvgraph.context.repetition import asked_ids, n_of_part
 from pykvgraph.kv_cache.composite import Composition, compose
@@ -193,7 +195,7 @@ def test_gaps_are_closed_before_the_span_alone(ctx: kvg.Context, naive: list[Row
     assert nmse(decode(ctx, run_of(NEXTS, ctx.kv.seq_pos_max(0) + 1)), expected) < SAME
 
 
-@pytest.mark.parametrize("way", ["save", "copy", "defrag", "sort", "hold"])
+@pytest.mark.parametrize("way", ["save", "stream", "copy", "defrag", "sort", "hold"])
 def test_what_becomes_of_them(ctx: kvg.Context, naive: list[Rows], way: str) -> None:
     forgotten(ctx)
     expected = next_logits(naive)
@@ -202,6 +204,10 @@ def test_what_becomes_of_them(ctx: kvg.Context, naive: list[Rows], way: str) -> 
         blob, seq = ctx.kv.save(0), 1
         ctx.kv.seq_rm(0, -1, -1)
         ctx.kv.load(blob, 1)
+    elif way == "stream":
+        travel(ctx, 0, ctx, 1, connect(ctx.model.n_layer))
+        ctx.kv.seq_rm(0, -1, -1)
+        seq = 1
     elif way == "copy":  # which moves there and back again
         ctx.kv.seq_cp(0, 1, -1, -1)
         ctx.kv.seq_add(1, 0, -1, 40)
@@ -226,6 +232,13 @@ def test_what_becomes_of_them(ctx: kvg.Context, naive: list[Rows], way: str) -> 
         assert ctx.kv.update().moved_cells
     ours = decode(ctx, run_of(NEXTS, ctx.kv.seq_pos_max(seq) + 1, (seq,)))
     assert nmse(ours, expected) < SAME
+
+
+def test_a_part_with_composite_cells_is_no_part_of_a_stream(ctx: kvg.Context) -> None:
+    forgotten(ctx)
+    ends = connect(ctx.model.n_layer)
+    with pytest.raises(kvg.UnsupportedError, match="share a position"):
+        stream.scatter(ctx, 0, ends.out[0], 0, -1)
 
 
 def test_forgetting_again(ctx: kvg.Context) -> None:

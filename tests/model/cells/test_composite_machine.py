@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 from support.chance import SHARE
 from support.engines import decode, open_context, run_of
 from support.models import N_VOCAB, TWO_GROUPS, ModelSpec
+from support.streams import connect, travel
 
 import pykvgraph as kvg
 from pykvgraph.kv_cache.composite import Composition, compose
@@ -188,6 +189,16 @@ class CompositeMachine(RuleBasedStateMachine):
         self.texts[dst] = {head: list(rows) for head, rows in self.texts[seq].items()}
         self.counts["loaded composites"] += self.has_composites(seq)
 
+    @rule(seq=SEQS, dst=SEQS)
+    def stream(self, seq: int, dst: int) -> None:
+        kv = self.ctx.kv
+        if seq == dst or kv.n_free < kv.seq_count(seq, -1, -1).n_cells:
+            return
+        kv.seq_rm(dst, -1, -1)
+        travel(self.ctx, seq, self.ctx, dst, connect(self.model.n_layer))
+        self.texts[dst] = {head: list(rows) for head, rows in self.texts[seq].items()}
+        self.counts["streamed composites"] += self.has_composites(seq)
+
     @rule(seq=SEQS, place=PLACES)
     def hold(self, seq: int, place: int) -> None:
         """What stands at one position, a composite if there is one."""
@@ -241,7 +252,7 @@ def test_composites_in_any_order(model_file: Callable[[ModelSpec], Path]) -> Non
         CompositeMachine.model = model
         run_state_machine_as_test(
             CompositeMachine,
-            settings=settings(max_examples=200 // SHARE, stateful_step_count=30, deadline=None),
+            settings=settings(max_examples=400 // SHARE, stateful_step_count=30, deadline=None),
         )
     counts = CompositeMachine.counts
     tried = (
@@ -250,5 +261,6 @@ def test_composites_in_any_order(model_file: Callable[[ModelSpec], Path]) -> Non
         "shared composites",
         "held composites",
         "loaded composites",
+        "streamed composites",
     )
     assert all(counts[name] for name in (*tried, "composed", "defrag", "attached")), counts
