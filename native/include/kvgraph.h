@@ -765,6 +765,7 @@ typedef struct kvg_incoming_rows {
     int64_t cell_end;
     const uint8_t * data; /* as in kvg_kv_rows, of these layers and cells */
     uint64_t n_bytes;
+    const uint8_t * dither; /* (cell_end - cell_begin): that K in `data` carries; NULL: what the cells were reserved with */
 } kvg_incoming_rows;
 
 /* groups: one for each group of the cache, all with the same positions. KVG_CACHE_FULL, with nothing reserved, when a group has too few

@@ -255,6 +255,7 @@ class KvgIncomingRows(Structure):
         ("cell_end", c_int64),
         ("data", POINTER(c_uint8)),
         ("n_bytes", c_uint64),
+        ("dither", POINTER(c_uint8)),
     )
 
 

@@ -29,7 +29,7 @@ def use_of(
     n_exact = min(n, edit.n_had if edit is not None else n_exact)
     ram = disk = 0
     for name, is_on_disk in zip(plan.names, plan.on_disk, strict=True) if plan else ():
-        n_loaded = max(min(name.span.stop, n) - name.span.start, 0)
+        n_loaded = max(min(name.span.stop, n_exact) - name.span.start, 0)
         ram, disk = (ram, disk + n_loaded) if is_on_disk else (ram + n_loaded, disk)
     if edit is not None and edit.anew:
         miss: Miss | None = Miss(next(part.new for part in edit.parts if part.old or part.new), "edited")

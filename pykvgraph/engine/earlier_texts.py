@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterator
 
 from pykvgraph.context.common_length import common_length
-from pykvgraph.prefix.node import ALL
+from pykvgraph.prefix.node import ALL, Origin
 
 _MOST = 128  # texts
 
@@ -15,12 +15,12 @@ class EarlierText:
     """The text of a request that runs, or has ended.
 
     ids: its tokens; while it runs, they become more. salt: under which the index of prefixes has its cells.
-    key: the caller's salt. session, adapters: of whom and under which; b"": none. n_exact: so many first
-    tokens were made of just the tokens before them, if their cells come from `salt`. request: the number of
-    its request. n_read: how many of its tokens had cells when it left.
+    key: the caller's salt. session, adapters: of whom and under which; b"": none. n_exact, made_of: as the
+    index's root of `salt` has them. request: the number of its request. n_read: how many of its tokens had
+    cells when it left.
     """
 
-    __slots__ = ("adapters", "ids", "key", "n_exact", "n_read", "request", "salt", "session")
+    __slots__ = ("adapters", "ids", "key", "made_of", "n_exact", "n_read", "request", "salt", "session")
 
     def __init__(
         self, ids: array[int], salt: bytes, key: bytes, session: bytes, adapters: bytes, request: int
@@ -32,6 +32,7 @@ class EarlierText:
         self.adapters = adapters
         self.request = request
         self.n_exact = ALL
+        self.made_of: tuple[Origin, ...] = ()
         self.n_read = 0
 
     def common(self, ids: bytes) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pykvgraph.context.common_length import common_length
@@ -69,10 +69,11 @@ class Edits:
         may_begin = sequence.n_cached < 0 or sequence.use.edited > 0
         return is_asked and may_begin and self._can_move and self._running_set.shares
 
-    def salts(self, sequence: RequestSequence) -> Iterator[bytes]:
-        """Under which there is more of its text than under its own, perhaps, as earlier ones were edited."""
-        if self.are_for(sequence):
-            yield from dict.fromkeys(text.salt for text in self._candidates(sequence))
+    def under_salts(self, sequence: RequestSequence) -> list[EarlierText]:
+        """A text for each salt under which there is more of this one than under its own, perhaps."""
+        if not self.are_for(sequence):
+            return []
+        return [*{text.salt: text for text in reversed(self._candidates(sequence))}.values()]
 
     def best(self, sequence: RequestSequence, n_had: int) -> Edit | None:
         """The one that leaves the least to decode; None: it is not worth it, as there are n_had tokens."""

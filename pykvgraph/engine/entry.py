@@ -18,7 +18,7 @@ from pykvgraph.engine.running_set import RunningSet
 from pykvgraph.errors import KVGraphError
 from pykvgraph.prefix.block import N_TOKENS
 from pykvgraph.prefix.match import Found
-from pykvgraph.prefix.node import ALL
+from pykvgraph.prefix.node import Root
 from pykvgraph.sequence.sequence import EVERY
 
 _TEXTS_SHARE = 4  # times the cells: tokens of earlier texts that are remembered
@@ -95,7 +95,7 @@ class Entry:
         It can't where they have lost more than what it has for itself: others needed them.
         """
         scheduler = self._scheduler
-        text.is_old_under(self._edits.salts(text))
+        text.is_old_under(each.salt for each in self._edits.under_salts(text))
         found = self._find(text)
         if self._running_set.index.find(text.ids, len(text.ids), text.salt).n == len(text.ids):
             return False
@@ -127,22 +127,27 @@ class Entry:
         """
         sequence.salt = sequence.exact_salt
         best = self._find_under(sequence, sequence.salt)
-        salts = [*self._edits.salts(sequence)]
-        plan = self._plan(sequence, best) if salts and loads else None
-        most = plan.n if plan else best.n
-        for salt in salts:
-            found = self._find_under(sequence, salt)
-            if found.n > most:
-                best, sequence.salt, most = found, salt, found.n
+        texts = self._edits.under_salts(sequence)
+        most = self._n_there(sequence, sequence.salt, best, loads) if texts else 0
+        ids = sequence.ids.tobytes()
+        for text in texts:
+            found = self._find_under(sequence, text.salt)
+            found.match.root.learn(text.n_exact, text.made_of)
+            n = self._n_there(sequence, text.salt, found, loads) if text.common(ids) > most else found.n
+            if n > most:
+                best, sequence.salt, most = found, text.salt, n
         return best
 
-    def _plan(self, sequence: RequestSequence, found: Found) -> Plan | None:
-        """What is worth loading, where the cells have that of it."""
+    def _n_there(self, sequence: RequestSequence, salt: bytes, found: Found, loads: bool) -> int:
+        """How many of its tokens need not be decoded, where the cells have that of it under a salt."""
+        plan = self._plan(sequence, salt, found) if loads else None
+        return plan.n if plan else found.n
+
+    def _plan(self, sequence: RequestSequence, salt: bytes, found: Found) -> Plan | None:
+        """What is worth loading, where the cells have that of it under a salt."""
         if self._fetches is None or isinstance(sequence, PreparedText):
             return None
-        if sequence.salt != sequence.exact_salt:  # tiers have exact tokens
-            return None
-        return self._fetches.plan(sequence.ids, sequence.salt, found)
+        return self._fetches.plan(sequence.ids, salt, found)
 
     def _find_under(self, sequence: RequestSequence, salt: bytes) -> Found:
         ids = sequence.ids if self._running_set.shares else sequence.ids[:0]
@@ -161,7 +166,7 @@ class Entry:
             self._scheduler.leave(sequence)
             self._scheduler.wait(sequence)
             return False
-        plan = self._plan(sequence, found)
+        plan = self._plan(sequence, sequence.salt, found)
         known = min(found.match.n, len(sequence.ids) - 1)
         self._scheduler.enter(sequence)
         edit = self._edits.best(sequence, plan.n if plan else found.n)
@@ -214,8 +219,8 @@ class Entry:
 
         plan: what was loaded of it. edit: what it was made by.
         """
-        n_exact = sequence.last.root.n_exact if sequence.last is not None else ALL
-        n = sequence.n_there
+        root = sequence.last.root if sequence.last is not None else Root(sequence.salt)
+        n, n_exact = sequence.n_there, root.n_exact
         if sequence.n_cached < 0:
             if self._running_set.shares:
                 sequence.use = use_of(sequence, self._texts, plan, edit, n_exact=n_exact, known=known)
@@ -228,19 +233,19 @@ class Entry:
         if self._compressed is not None and not isinstance(sequence, PreparedText):
             self._compressed.note(sequence)
         if self._running_set.shares:
-            self._tell_others(sequence, n_exact)
+            self._tell_others(sequence, root)
         if self._running_set.needs_points and self._running_set.shares:
             pinned = [pin.n_tokens // N_TOKENS * N_TOKENS for pin in sequence.pins]
             for place in (*range(EVERY, len(sequence.ids), EVERY), len(sequence.ids) - 1, known, *pinned):
                 sequence.add_place(place)
             sequence.spacing = self._spacing
 
-    def _tell_others(self, sequence: RequestSequence, n_exact: int) -> None:
+    def _tell_others(self, sequence: RequestSequence, root: Root) -> None:
         """Later texts may be edits of this one, or of its forks."""
         for each in (sequence, *sequence.forks):
             each.salt, each.order = sequence.salt, sequence.order
             each.earlier = each.known_as()
-            each.earlier.n_exact = n_exact
+            each.earlier.n_exact, each.earlier.made_of = root.n_exact, root.made_of
             self._texts.add(each.earlier)
 
     def _attach_again(self, sequence: RequestSequence) -> None:

@@ -62,22 +62,28 @@ class Incoming(Closable):
         self._handle.changes(context)
 
     def write(
-        self, group: int, layers: range, cells: range, data: npt.NDArray[np.uint8] | bytes | memoryview
+        self,
+        group: int,
+        layers: range,
+        cells: range,
+        data: npt.NDArray[np.uint8] | bytes | memoryview,
+        dither: npt.NDArray[np.uint8] | None = None,
     ) -> None:
         """Writes rows, in the order of RawRows.data, into some layers of some of the reserved cells.
 
         group: index into `kv.groups`. layers: indices into that group's `layers`. cells: indices into the
-        positions of the group's Place. The values are not checked: NaN or infinity may spoil the outputs of
-        other sequences.
+        positions of the group's Place. dither: (n_cells,), as in RawRows, of these cells; None: as the Place
+        has it. The values are not checked: NaN or infinity may spoil the outputs of other sequences.
 
         Raises InvalidArgumentError for a range that is out of bounds, for another number of bytes than these
-        rows have, and after show(), give_back() or `kv.clear()`.
+        rows have, or of dithers than there are cells, and after show(), give_back() or `kv.clear()`.
         """
         layers, cells = indices(layers, "layers"), indices(cells, "cells")
         try:
             rows = np.frombuffer(data, np.uint8)
         except (TypeError, ValueError, BufferError):  # no buffer, or one with gaps
             raise InvalidArgumentError(f"data must be bytes without gaps, got {shown(data)}") from None
+        given = None if dither is None else _dithers(dither, len(cells), "dither")
         request = sized(
             KvgIncomingRows,
             group=integer(group, "group"),
@@ -87,6 +93,7 @@ class Incoming(Closable):
             cell_end=cells.stop,
             data=_address(rows, ctypes.c_uint8),
             n_bytes=rows.size,
+            dither=None if given is None else _address(given, ctypes.c_uint8),
         )
         self._handle.call(lib().kvg_incoming_write, ctypes.byref(request))
 
@@ -164,11 +171,7 @@ def _place(index: int, place: Place) -> tuple[KvgKvPlace, Any, Any]:
     if place.dither is None:
         dither = np.zeros(len(positions), np.uint8)
     else:
-        dither = integers(place.dither, f"places[{index}].dither", 0, 255).astype(np.uint8)
-    if dither.shape != positions.shape:
-        raise InvalidArgumentError(
-            f"places[{index}] has {len(positions)} positions and dither of shape {dither.shape}"
-        )
+        dither = _dithers(place.dither, len(positions), f"places[{index}].dither")
     struct = sized(
         KvgKvPlace,
         n_cells=len(positions),
@@ -176,6 +179,13 @@ def _place(index: int, place: Place) -> tuple[KvgKvPlace, Any, Any]:
         dither=_address(dither, ctypes.c_uint8),
     )
     return struct, positions, dither
+
+
+def _dithers(given: npt.NDArray[np.uint8], n_cells: int, what: str) -> npt.NDArray[np.uint8]:
+    dither = integers(given, what, 0, 255).astype(np.uint8)
+    if dither.shape != (n_cells,):
+        raise InvalidArgumentError(f"{what} has shape {dither.shape}, and there are {n_cells} cells")
+    return dither
 
 
 def _address(array: npt.NDArray[Any], ctype: Any) -> Any:

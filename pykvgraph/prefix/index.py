@@ -143,8 +143,7 @@ class PrefixIndex:
     def begin(self, salt: bytes, n_exact: int = ALL, made_of: tuple[Origin, ...] = ()) -> Root:
         """Where a text under this salt begins that shares nothing yet, pinned. Others: as Root has them."""
         root = self._roots.setdefault(salt, Root(salt))
-        root.n_exact = min(root.n_exact, n_exact)
-        root.made_of = made_of or root.made_of
+        root.learn(n_exact, made_of)
         self.pin(root)
         return root
 

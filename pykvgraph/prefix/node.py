@@ -140,6 +140,11 @@ class Root(Node):
         self.n_exact = ALL
         self.made_of: tuple[Origin, ...] = ()
 
+    def learn(self, n_exact: int, made_of: tuple[Origin, ...]) -> None:
+        """What somebody knows of the texts under it."""
+        self.n_exact = min(self.n_exact, n_exact)
+        self.made_of = made_of or self.made_of
+
     def is_made_of(self, ids: array[int], salt: bytes) -> bool:
         """Whether it is an edit of a text that this one begins with."""
         return any(of.salt == salt and ids[: len(of.ids)] == of.ids for of in self.made_of)

@@ -139,6 +139,8 @@ def _put(prefetch: Prefetch, name: Name, saved: SavedState, geometry: Geometry, 
         if n != wanted:
             raise MissError("other")
         if n and group.layers:
-            prefetch.incoming.write(index, range(group.n_layer), range(begin, begin + n), cells.rows)
+            prefetch.incoming.write(
+                index, range(group.n_layer), range(begin, begin + n), cells.rows, cells.dither
+            )
     if saved.states is not None:
         prefetch.state = saved.states.rows[saved.states.owners[0, 2]].copy()

@@ -165,5 +165,5 @@ def _check_cells(state: SavedState, name: Name, geometry: Geometry) -> None:
             if not group.window or (n and name.kind != block.END):
                 raise MissError("other")
             span = range(span.stop - n, span.stop)
-        if span.start < 0 or cells.dither.any() or not np.array_equal(cells.pos, np.array(span, np.int32)):
+        if span.start < 0 or not np.array_equal(cells.pos, np.array(span, np.int32)):
             raise MissError("other")

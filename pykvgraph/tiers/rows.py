@@ -81,10 +81,10 @@ class Saver:
         return self._header_bytes + n_tokens * self._cell_bytes + of_point
 
     def _name(self, node: Node, tokens: bytes, kind: bytes) -> Name | None:
-        """None: its cells are approximate, and stay with those who know of them."""
+        """None: its cells are approximate, and nobody would know that of a record."""
         parent, root = node.parent, node.root
         assert parent is not None
-        if root.n_exact < ALL:
+        if root.n_exact < ALL and not root.made_of:  # of made ones EarlierText knows
             return None
         return Name(kind, parent.key(self.root_key(root.salt)), tokens, parent.end)
 

@@ -131,7 +131,8 @@ static std::string struct_layout() {
     FIELD(kvg_incoming_rows, cell_begin, ",");
     FIELD(kvg_incoming_rows, cell_end, ",");
     FIELD(kvg_incoming_rows, data, ",");
-    FIELD(kvg_incoming_rows, n_bytes, ";");
+    FIELD(kvg_incoming_rows, n_bytes, ",");
+    FIELD(kvg_incoming_rows, dither, ";");
     STRUCT(kvg_kv_checkpoint_list);
     FIELD(kvg_kv_checkpoint_list, struct_size, ",");
     FIELD(kvg_kv_checkpoint_list, n, ",");

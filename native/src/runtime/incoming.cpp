@@ -55,7 +55,8 @@ incoming::incoming(kv_cache & cache, const kvg_kv_place * groups, int64_t n_grou
         const auto n_cells = static_cast<uint32_t>(groups[g].n_cells);
         groups_.push_back({find_slots(group.cells(), n_cells, "what comes in"),
                            std::vector<std::vector<bool>>(group.layers().size(), std::vector<bool>(n_cells, false)),
-                           n_cells ? groups[g].pos[0] : -1, n_cells ? groups[g].pos[n_cells - 1] : -1});
+                           n_cells ? groups[g].pos[0] : -1, n_cells ? groups[g].pos[n_cells - 1] : -1,
+                           std::vector<uint8_t>(groups[g].dither, groups[g].dither + n_cells)});
     }
     for (size_t g = 0; g < groups_.size(); ++g) {
         cache.groups()[g].cells().reserve(groups_[g].cells, groups[g].pos, groups[g].dither);
@@ -88,6 +89,9 @@ void incoming::write(const kvg_incoming_rows & in) {
     const std::vector<uint32_t> cells(part.cells.begin() + cell_begin, part.cells.begin() + cell_end);
     const std::lock_guard<std::mutex> lock(mutex_);
     require_live();
+    if (in.dither) {
+        std::copy(in.dither, in.dither + n, part.dithers.begin() + cell_begin);
+    }
     const uint8_t * data = in.data;
     for (size_t place = range.begin; place < range.end; ++place) {
         const uint32_t layer = group.layers()[place];
@@ -155,6 +159,9 @@ void incoming::show(int64_t seq, bool is_text, const float * state) {
             cells.begin_window(seq, groups_[g].first_pos);
         } else {
             cells.assume_lost(seq, lost_in(groups_[g], last), g == 0 || first.reuses() ? nullptr : &first);
+        }
+        for (size_t i = 0; i < groups_[g].cells.size(); ++i) {
+            cells.set_dither(groups_[g].cells[i], groups_[g].dithers[i]);
         }
         cells.show_reserved(groups_[g].cells, seq);
     }

@@ -45,7 +45,8 @@ private:
         std::vector<uint32_t> cells;            // in the order of the positions
         std::vector<std::vector<bool>> written; // for each layer and cell: whether its rows were written
         int32_t first_pos;
-        int32_t last_pos; // both -1 without cells
+        int32_t last_pos;             // both -1 without cells
+        std::vector<uint8_t> dithers; // of each cell
     };
 
     void show(int64_t seq, bool is_text, const float * state);
@@ -56,7 +57,7 @@ private:
 
     kv_cache & cache_;
     std::vector<group_part> groups_;
-    std::mutex mutex_; // protects is_live_, group_part::written, and rows while they are written
+    std::mutex mutex_; // protects is_live_, group_part::written and dithers, and rows while they are written
     bool is_live_ = true;
     std::atomic<bool> is_abandoned_{false};
 };

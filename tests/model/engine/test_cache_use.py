@@ -16,6 +16,7 @@ from support.recurrent import DELTA_NET
 from support.soak import F32
 
 import pykvgraph as kvg
+from pykvgraph.sequence.edits import REPAIR
 
 BRIEF = kvg.SamplingParams(max_tokens=2)
 
@@ -101,22 +102,30 @@ def test_from_tiers(small: kvg.Model, decoding_is_slow: None, tmp_path: Path, ti
     assert told.cache.miss is None
 
 
-def test_tiers_have_exact_tokens_alone(small: kvg.Model, decoding_is_slow: None) -> None:
-    """An edited text ends with its cells; its beginning, which is exact, comes back."""
-    old, tail = ids_of(small, 300, 1), ids_of(small, 40, 2)
+def test_edited_texts_come_from_tiers(small: kvg.Model, decoding_is_slow: None) -> None:
+    """To their own session alone, as what they are. The answer is that of an engine that kept the cells."""
+    old, tail, later = ids_of(small, 320, 1), ids_of(small, 40, 2), ids_of(small, 30, 4)
     new = [*old[:64], *old[104:], *tail]
-    with engine_of(small, n_ctx=768, tiers=kvg.Tiers("64M")) as engine:
-        ask(engine, old, session="a")
-        assert ask(engine, new, session="a", edit="approximate").cache.edited == 300 - 104 - 32
-        again = ask(engine, [*new, *tail], session="a", edit="approximate")
-        assert again.cache.edited == len(new) - 64 - 32
-        ask(engine, ids_of(small, 760, 3))
-        for edit in ("approximate", "exact"):
-            told = ask(engine, [*new, *ids_of(small, 30, 4)], session="a", edit=edit)
-            n = 64 if edit == "approximate" else len(new) + 29
-            assert told.n_cached == n
-            assert told.cache.edited == 0
-        assert told.cache.miss is None
-        stats = engine.stats().tiers
+    given: dict[str, Any] = {"session": "a", "edit": "approximate"}
+    every = kvg.SamplingParams(max_tokens=1, top_logprobs=500)
+    rows = []
+    with (
+        engine_of(small, n_ctx=4096) as engine,
+        engine_of(small, n_ctx=768, tiers=kvg.Tiers("64M")) as tiered,
+    ):
+        for each in (engine, tiered):
+            ask(each, old, **given)
+            assert ask(each, new, **given).cache.edited == 320 - 104 - REPAIR
+            ask(each, ids_of(small, 760, 3))
+            request = each.submit([*new, *later], every, **given)
+            rows.append(dict(next(iter(request)).top))
+            told, n_exact = request.result().cache, 64 + REPAIR
+            assert told.edited >= len(new) // 32 * 32 - n_exact
+            assert told[:3] == ((0, n_exact, 0) if each is tiered else (n_exact, 0, 0))
+            view = each._loop.context.kv.cells()
+            assert 1 in view.dither[view.pos == 150]  # K was rotated once
+        assert rows[0] == pytest.approx(rows[1], abs=1e-4)
+        assert ask(tiered, [*new, *later], session="b", edit="approximate").cache.edited == 0
+        stats = tiered.stats().tiers
     assert stats is not None
     assert not any(stats.misses.values())
