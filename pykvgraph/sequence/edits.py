@@ -204,16 +204,20 @@ class Sequence(TokenSequence):
         if next_position == begin == 0:
             document.attach(kv, self._seq)
             return
-        seq = empty_sequence(kv)
+        seq = empty_sequence(kv) if next_position else self._seq
+        document.attach(kv, seq)
+        is_whole = False
         try:
-            document.attach(kv, seq)
             if begin:
                 kv.seq_rm(seq, 0, begin)
             if next_position != begin:
                 kv.seq_add(seq, begin, -1, next_position - begin)
-            kv.seq_cp(seq, self._seq, -1, -1)
+            if next_position:
+                kv.seq_cp(seq, self._seq, -1, -1)
+            is_whole = True
         finally:
-            kv.seq_rm(seq, -1, -1)
+            if seq != self._seq or not is_whole:
+                kv.seq_rm(seq, -1, -1)
 
     def _require_cells(self, moved_from: int, freed: range, n_more: int, n_decoded: int) -> None:
         """Raises CacheFullError: a batch that replaces cells needs as many empty ones, until it is over."""

@@ -262,6 +262,11 @@ def test_documents_that_were_read_behind_others(ctx: kvg.Context, small: kvg.Mod
     own, anew = behind(text)
     assert nmse(own[None], anew[None]) <= SAME
 
+    ctx.kv.seq_cp(0, 1, 0, -1)
+    last = kvg.Sequence(ctx, seq=2)  # the only empty one
+    last.link(document, repair=0)
+    assert ctx.kv.seq_count(2, 0, -1).n_cells == len(last) == 40
+
 
 def test_no_room(small: kvg.Model) -> None:
     """Nothing is changed; nor by numbers that are none."""
