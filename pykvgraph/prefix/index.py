@@ -283,6 +283,7 @@ class PrefixIndex:
 
     def forget(self, ids: array[int], salt: bytes = b"", begin: int = 0) -> int:
         """Gives up what it has behind `begin`, but what is pinned or others begin with: how many tokens."""
+        self._let_go()
         match = self.match(ids, salt)
         ends_here = match.child is not None and match.run == match.child.n_tokens
         n = 0
@@ -295,6 +296,7 @@ class PrefixIndex:
 
     def forget_edited(self, ids: array[int], salt: bytes) -> None:
         """Gives up all of texts that are made of this one, and of these in turn, but what is pinned."""
+        self._let_go()
         for root in [each for each in self._roots.values() if each.is_made_of(ids, salt)]:
             for node in reversed([*below(root)]):
                 if not (node.n_pins or node.children or node.until):

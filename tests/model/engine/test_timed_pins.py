@@ -106,6 +106,22 @@ def test_a_pinned_prompt_outlives_others(model: kvg.Model, clock: Clock, pins: t
         assert engine.stats().n_pinned == 0
 
 
+def test_who_forgets_a_prompt_whose_time_has_passed(small: kvg.Model, clock: Clock) -> None:
+    """Nobody has needed its cells since then, and so nothing else has found out; so it is with its edits."""
+    prompt, behind = ids_of(small, 300, 1), ids_of(small, 40, 2)
+    pins, shorter = [kvg.Pin(256, 60.0)], [*prompt[:40], *prompt[60:], *behind]
+    with kvg.Engine(small, n_ctx=1024, n_seq_max=2, pin_cells=512) as engine:
+        for ids in (prompt, shorter):
+            asked = engine.submit(ids, READ, pins=pins, edit="approximate", session="a")
+            assert sum(asked.result(60).pinned)
+        text = prompt[:300]
+        assert engine.forget_prefix(text) < 64  # what is pinned stays
+        assert engine.find_prefix(text) >= 256
+        clock.now += 61.0
+        assert engine.forget_prefix(text) >= 256
+        assert sum(engine.stats().cells_used) == 0
+
+
 def test_no_more_is_pinned_than_may_be(tiny: kvg.Model) -> None:
     prompts = [ids_of(tiny, 100, n) for n in range(3)]
     with kvg.Engine(tiny, n_ctx=1024, n_seq_max=2, pin_cells=160) as engine:
