@@ -413,10 +413,10 @@ class Engine(NotCopied):
     ) -> int:
         """Gives up the cells of what the cache has of a text; returns how many tokens that were.
 
-        prompt, adapters: as in save_prefix(). What running or other kept texts begin with, too, stays. Texts
-        that requests with edit="approximate" made of its cells go with it, and are not counted, and so do its
-        compressed forms; what edit_prefix() left is given up by its own tokens and salt=into. What tiers have
-        stays there. Raises InvalidArgumentError.
+        prompt, adapters: as in save_prefix(). What running or other kept texts begin with, too, stays, and so
+        does what is pinned, until its time has passed. Texts that requests with edit="approximate" made of
+        its cells go with it, and are not counted, and so do its compressed forms; what edit_prefix() left is
+        given up by its own tokens and salt=into. What tiers have stays there. Raises InvalidArgumentError.
         """
         ids = array("i", self._ids_of(prompt).tobytes())
         _, salt = self._under(adapters, salt)
@@ -451,15 +451,19 @@ class Engine(NotCopied):
         `into` that begins with what is left goes on from its cells; only where all of it is exact, one under
         `salt` does. Others wait until it is done.
 
-        Raises InvalidArgumentError for spans that overlap or leave nothing, and for more tokens to repair
-        than n_batch; CacheFullError when there is no room for the copies, and UnsupportedError when not
-        can_shift. Nothing is changed then.
+        Raises InvalidArgumentError for spans that overlap or leave nothing, for more tokens to repair than
+        n_batch, and where `into` is `salt`, which has the cells of the old text; CacheFullError when there is
+        no room for the copies, and UnsupportedError when not can_shift. Nothing is changed then.
         """
         if not self.can_shift:
             raise UnsupportedError("this model's cache can't be shifted: send the text without these tokens")
         ids = array("i", self._ids_of(prompt).tobytes())
         active, own = self._under(adapters, salt)
         _, into = self._under(adapters, into)
+        if into == own:
+            raise InvalidArgumentError(
+                "into: this is the salt of the old text, whose cells were not edited: give another one"
+            )
         repair = integer(repair, "repair", 0, self.context.n_batch)
         edit = PrefixEdit(self.context, ids, checked_spans(spans, len(ids)), repair, into, active)
         found: EditedPrefix = self._loop.run_between_steps(lambda index, seq: edit.run(index, seq, own))

@@ -66,6 +66,33 @@ def test_a_tail_a_part_and_what_is_not_there(small: kvg.Model) -> None:
         assert engine.stats().cells_used == n_used
 
 
+def test_what_an_edit_of_an_edit_says_of_what_is_exact(small: kvg.Model) -> None:
+    """No token behind one that isn't exact is, wherever the second cut is; `into` has all that is left."""
+    ids = ids_of(small, N, 9)
+    with kvg.Engine(small, n_ctx=512, n_seq_max=2, **F32) as engine:
+        engine.submit([*ids, 1], READ).result(60)
+        first = engine.edit_prefix(ids, [(20, 40)], repair=5, into=b"a")
+        assert first[1:] == (120, 25)
+        wanted = {(22, 30): (112, 27), (80, 90): (110, 25), (100, 120): (100, 25)}  # the last is the end
+        for span, (n, n_exact) in wanted.items():
+            second = engine.edit_prefix(first.ids, [span], repair=5, salt=b"a", into=b"b%d" % span[0])
+            assert second[1:] == (n, n_exact)
+            told = engine.submit([*second.ids, 1, 2], READ, salt=b"b%d" % span[0]).result(60)
+            assert told.cache[:4] == (n_exact, 0, 0, n - n_exact)
+
+
+def test_into_the_salt_of_the_old_text_is_refused(small: kvg.Model) -> None:
+    """Whoever sends what is left there would get cells that aren't those of its tokens."""
+    ids = ids_of(small, N, 10)
+    with kvg.Engine(small, n_ctx=512, n_seq_max=2, **F32) as engine:
+        for salt in (b"", b"a"):
+            engine.submit([*ids, 1], READ, salt=salt).result(60)
+            with pytest.raises(kvg.InvalidArgumentError, match="into"):
+                engine.edit_prefix(ids, [(20, 40)], salt=salt, into=salt)
+            told = engine.submit([*ids[:20], *ids[40:]], READ, salt=salt).result(60)
+            assert told.cache[:4] == (20, 0, 0, 0)
+
+
 def test_without_room_for_copies_nothing_is_changed(small: kvg.Model) -> None:
     ids = ids_of(small, 100, 4)
     with kvg.Engine(small, n_ctx=128, n_seq_max=2) as engine:
