@@ -103,7 +103,8 @@ class Entry:
         if not self._enter(text, found):
             scheduler.waiting.remove(text)
             return False
-        if text.n_todo > len(text.ids) - text.n_common + EVERY:
+        n_again = EVERY if self._running_set.needs_points else N_TOKENS  # behind a place to go on from
+        if text.n_todo > len(text.ids) - text.n_common + n_again:
             self._running_set.leave(text)
             return False
         return True

@@ -10,6 +10,7 @@ from pykvgraph.kv_cache.hold import Hold
 from pykvgraph.kv_cache.reserved_cells import Place
 from pykvgraph.kv_cache.saved.format import unpack
 from pykvgraph.kv_cache.saved.transfer import take_held
+from pykvgraph.prefix.node import Root
 
 
 class OwnRows:
@@ -19,9 +20,10 @@ class OwnRows:
     groups of the cache keep every position, or the text could not have shifted.
     """
 
-    def __init__(self, kv: KVCache, seq: int, n: int) -> None:
-        """Of the first n tokens of a sequence. Raises MemoryError."""
+    def __init__(self, kv: KVCache, seq: int, n: int, root: Root) -> None:
+        """Of the first n tokens of a sequence. root: of what the index has of it. Raises MemoryError."""
         self.n = n
+        self.root = root
         self._kv = kv
         self._hold: Hold | None = kv.hold(seq, 0, n)
         self._copy = b""

@@ -35,6 +35,11 @@ class Preparation(NamedTuple):
         """Whether a text under this salt begins with all of it."""
         return salt == self.salt and common_length(self.ids, ids) == len(self.ids)
 
+    def is_of(self, ids: array[int], salt: bytes) -> bool:
+        """Whether a text under this salt begins with all of it, or of the text in whose place it comes."""
+        is_next = len(self.old) > 0 and ids[: len(self.old)] == self.old
+        return salt == self.salt and (is_next or self.begins(ids, salt))
+
 
 class _Nobody:
     """The owner of a text that no request wants yet."""

@@ -136,7 +136,13 @@ class RunningSet:
         return sum(self.index.forget(sequence.old, salt, sequence.n_common) for salt in salts) > 0
 
     def forget(self, ids: array[int], salt: bytes) -> int:
-        """Gives up what there is of a text, and what was made of it; how many of its own tokens that were."""
+        """Gives up what there is of a text, and what was made of it; how many of its own tokens that were.
+
+        What was to be prepared behind it isn't, and the part that is goes, too.
+        """
+        for each in [each for each in self.to_prepare if each.is_of(ids, salt)]:
+            self.to_prepare.remove(each)
+            self.index.forget(each.ids, salt)
         self.forgets_made_of(ids, salt)
         self.index.forget_edited(ids, salt)
         return self.index.forget(ids, salt)
@@ -243,7 +249,8 @@ class RunningSet:
             self.start_over_if_broken()
             return True
         self._drop_rows(sequence)
-        sequence.n_decoded, sequence.last = own.n, self.index.begin(sequence.salt)
+        root = self.index.begin(sequence.salt, own.root.n_exact, own.root.made_of)
+        sequence.n_decoded, sequence.last = own.n, root
         return True
 
     def fail(self, sequence: RequestSequence, error: BaseException) -> None:
@@ -297,7 +304,8 @@ class RunningSet:
                 f"texts that have shifted and don't run would have {n_bytes} bytes of rows, and the host has "
                 f"memory for {most}: let others end first, or ask with a smaller window"
             )
-        sequence.own = OwnRows(self.kv, sequence.seq, n)
+        assert sequence.last is not None
+        sequence.own = OwnRows(self.kv, sequence.seq, n, sequence.last.root)
         self.kept[sequence] = None
 
     def _drop_rows(self, sequence: RequestSequence) -> None:

@@ -76,6 +76,26 @@ def follows(request: kvg.Request, model: kvg.Model, seed: int, window: kvg.Windo
     return follows_alone(model, prompt, said, window.n_ctx, oldest(window.n_keep, 0))
 
 
+def test_what_was_edited_before_is_still_known_as_that(small: kvg.Model) -> None:
+    """Whoever goes on from its beginning hears of it, and who forgets the old text gives it up."""
+    old, behind = ids_of(small, 200, 1), ids_of(small, 40, 2)
+    new, brief = [*old[:40], *old[60:], *behind], kvg.SamplingParams(max_tokens=1)
+    asked: dict[str, Any] = {"edit": "approximate", "session": "a"}
+    with engine_of(small, 768) as engine:
+        engine.submit(old, brief, **asked).result()
+        long = kvg.SamplingParams(max_tokens=100, logit_bias={2: -100.0})
+        request = engine.submit(new, long, window=kvg.Window(260, 160), **asked)
+        shift(engine, request)
+        engine.park(request)
+        take_all_cells(engine)
+        engine.resume(request)
+        assert request.result().cache[:4] == (40, 0, 0, 180 - 40 - 32)
+        ids = [*new[:160], 5, 6, 7]
+        assert engine.submit(ids, brief, **asked).result().cache[:4] == (72, 0, 0, 160 - 72)
+        engine.forget_prefix(old)
+        assert engine.submit(ids, brief, **asked).result().cache.edited == 0
+
+
 def is_empty(engine: kvg.Engine) -> bool:
     index = engine._loop.stepper._index
     index.clear()

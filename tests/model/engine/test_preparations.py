@@ -197,6 +197,25 @@ def test_what_was_evicted_is_not_read_again(small: kvg.Model) -> None:
         assert accounts(engine) == before
 
 
+@pytest.mark.parametrize("when", ["to come", "under way", "too late"])
+def test_what_is_forgotten_is_not_prepared(small: kvg.Model, when: str) -> None:
+    """Nor does the part of it stay that is there already: it is the same conversation."""
+    with engine_of(small, n_ctx=1024, n_ubatch=16) as engine:
+        talk = Talk(engine)
+        talk.turn()
+        if when != "too late":
+            talk.prepare()
+        if when == "under way":
+            for _ in range(2):
+                engine.step()
+            assert 0 < engine.stats().prepared_tokens < N_SAID
+        assert engine.forget_prefix(talk.spoken) > 0
+        if when == "too late":
+            talk.prepare()
+        run_out(engine)
+        assert engine.stats().cells_used == (0,)
+
+
 def test_a_request_takes_over_what_is_prepared(model: kvg.Model) -> None:
     """The next turn comes in the midst of it: it goes on from there, and nothing is left to prepare."""
     with engine_of(model, n_ctx=1024, n_ubatch=16) as engine:
