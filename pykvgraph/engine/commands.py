@@ -102,7 +102,7 @@ class Read(Command):
         readings.add(self._reading)
 
 
-class Forget(Command):
+class ForgetText(Command):
     """The cells that the cache has of a text are to be empty. done: how many tokens that were."""
 
     def __init__(self, ids: array[int], salt: bytes) -> None:

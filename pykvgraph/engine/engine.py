@@ -16,7 +16,7 @@ from pykvgraph.context.context import Context
 from pykvgraph.context.context_shift import can_move
 from pykvgraph.context.pooling import Pooling
 from pykvgraph.engine import embedding, ranking
-from pykvgraph.engine.commands import Forget, Park, Prepare, Submit
+from pykvgraph.engine.commands import ForgetText, Park, Prepare, Submit
 from pykvgraph.engine.compressed import N_KEPT
 from pykvgraph.engine.context_window import Window
 from pykvgraph.engine.loop import Loop, close_loop
@@ -420,7 +420,7 @@ class Engine(NotCopied):
         """
         ids = array("i", self._ids_of(prompt).tobytes())
         _, salt = self._under(adapters, salt)
-        return int(self._loop.ask(Forget(ids, salt)))
+        return int(self._loop.ask(ForgetText(ids, salt)))
 
     def find_prefix(
         self,
