@@ -79,7 +79,7 @@ async def _fork(service: Service, slot: int, salt: bytes, fields: Fields) -> dic
 async def _edit(service: Service, slot: int, salt: bytes, fields: Fields) -> dict[str, Any]:
     """Tokens or messages of the text go; who names the slot goes on from what is left."""
     text = await own_text(service.slots, slot, salt)
-    spans = _spans(fields, text)
+    spans = await asyncio.to_thread(_spans, fields, text)  # templates take a while
     repair = {"repair": fields.integer("repair", 0, 0)} if "repair" in fields else {}
     edits = salt_without(text.salt_of_cells, text.ids, spans, **repair)
     found = await asyncio.to_thread(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ import pytest
 from support.served import N_SLOTS, served
 
 from pykvgraph.server.run import Server
+from pykvgraph.server.slots import Text
 
 from .conftest import TEMPLATE, load
 
@@ -133,6 +135,31 @@ def test_messages_are_removed(client: httpx.Client) -> None:
     assert act(client, 1, "edit", messages=[1]).status_code == 200
     refused = act(client, 1, "edit", messages=[1])
     assert refused.status_code == 400 and "send `tokens`" in refused.json()["error"]["message"]
+
+
+def test_others_are_answered_while_a_template_writes(
+    server: tuple[str, Server], client: httpx.Client
+) -> None:
+    """It writes the conversation once for each message that goes, and may take long."""
+    writes, goes_on = threading.Event(), threading.Event()
+    ids = tokens_of(client, "The others. " + PROMPT)
+
+    def without(numbers: Collection[int]) -> list[int]:
+        writes.set()
+        goes_on.wait(60)
+        return ids[:4] + ids[9:]
+
+    server[1].service.slots.put(0, Text(ids, b"", without=without, n_prompt=len(ids)))
+    replies: list[httpx.Response] = []
+    edit = threading.Thread(target=lambda: replies.append(act(client, 0, "edit", messages=[1])))
+    edit.start()
+    try:
+        assert writes.wait(60)
+        assert httpx.get(f"{server[0]}/health", timeout=10).status_code == 200
+    finally:
+        goes_on.set()
+        edit.join(60)
+    assert replies[0].json()["n_removed"] == 5
 
 
 BAD_EDITS: list[tuple[dict[str, Any], str]] = [
