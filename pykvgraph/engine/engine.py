@@ -347,10 +347,11 @@ class Engine(NotCopied):
     ) -> int:
         """Writes the cells of what the cache has of a text into a file, with their tokens; returns how many.
 
-        prompt, adapters: as in submit(), and of a request that has ended its answer's tokens too. 0: it has
-        none, and no file is written. The file is the old one or the whole new one, whatever happens. Other
-        requests wait for as long as it takes to copy the cells. The file is its owner's alone (0600). Raises
-        InvalidArgumentError, and OSError.
+        prompt, adapters: as in submit(), and of a request that has ended its answer's tokens too. Of an
+        edited text these are its first tokens, as far as they are exact. 0: it has none, and no file is
+        written. The file is the old one or the whole new one, whatever happens. Other requests wait for as
+        long as it takes to copy the cells. The file is its owner's alone (0600). Raises InvalidArgumentError,
+        and OSError.
         """
         ids = array("i", self._ids_of(prompt).tobytes())
         active, salt = self._under(adapters, salt)
@@ -358,6 +359,7 @@ class Engine(NotCopied):
 
         def save(index: PrefixIndex, seq: int) -> tuple[int, bytes]:
             found = index.find(ids, len(ids), salt)
+            found = found._replace(n=min(found.n, found.match.root.n_exact))
             if found.n == 0:
                 return 0, b""
             last = index.attach(found, seq)

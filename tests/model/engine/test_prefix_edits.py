@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,6 +92,23 @@ def test_into_the_salt_of_the_old_text_is_refused(small: kvg.Model) -> None:
                 engine.edit_prefix(ids, [(20, 40)], salt=salt, into=salt)
             told = engine.submit([*ids[:20], *ids[40:]], READ, salt=salt).result(60)
             assert told.cache[:4] == (20, 0, 0, 0)
+
+
+def test_a_file_has_the_exact_beginning_of_an_edited_text(small: kvg.Model, tmp_path: Path) -> None:
+    """Who reads it gets cells under any salt, as those of its tokens."""
+    ids, path = ids_of(small, N, 11), tmp_path / "prefix"
+    with kvg.Engine(small, n_ctx=512, n_seq_max=2, **F32) as engine:
+        engine.submit([*ids, 1], READ).result(60)
+        left = engine.edit_prefix(ids, [(20, 40)], repair=5, into=b"a").ids
+        assert engine.save_prefix(path, left, salt=b"a") == 25
+        assert engine.edit_prefix(ids, [(0, 40)], repair=0, into=b"b").n_exact == 0
+        assert engine.save_prefix(tmp_path / "none", ids[40:], salt=b"b") == 0
+        assert not (tmp_path / "none").exists()
+        assert engine.load_prefix(path, salt=b"c") == left[:25]
+        asked = kvg.SamplingParams(max_tokens=6)
+        said = [engine.submit(left, asked, salt=salt).result(60) for salt in (b"c", b"d")]
+    assert (said[0].n_cached, said[1].n_cached) == (25, 0)
+    assert said[0].tokens == said[1].tokens
 
 
 def test_without_room_for_copies_nothing_is_changed(small: kvg.Model) -> None:
