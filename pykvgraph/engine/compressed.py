@@ -33,6 +33,11 @@ class Prefix(NamedTuple):
     salt: bytes
     adapters: Active
 
+    @property
+    def compressed_salt(self) -> bytes:
+        """Of texts that begin with its compressed form: nobody else finds their cells."""
+        return block.edited(self.salt, b"compressed", self.ids.tobytes(), b"", 0)
+
 
 class Kept(NamedTuple):
     """A prefix of which a sequence has the best cells. n_exact: its tokens before the first without one."""
@@ -45,11 +50,6 @@ class Kept(NamedTuple):
     def n(self) -> int:
         """Its tokens, with cells or without."""
         return len(self.prefix.ids)
-
-    @property
-    def salt(self) -> bytes:
-        """Under which nobody finds the cells of a text that begins with it."""
-        return block.edited(self.prefix.salt, b"compressed", self.prefix.ids.tobytes(), b"", 0)
 
 
 class CompressedPrefixes:
@@ -98,7 +98,7 @@ class CompressedPrefixes:
                 n = max(n, node.end)
         if n >= LEAST:
             prefix = Prefix(sequence.ids[:n], sequence.salt, sequence.adapters)
-            salt = Kept(prefix, -1, 0).salt
+            salt = prefix.compressed_salt
             if salt not in self._kept and (self._job is None or self._job.prefix != prefix):
                 self._noted[salt] = prefix
             while len(self._noted) > _N_NOTED:
@@ -119,18 +119,19 @@ class CompressedPrefixes:
 
     def show(self, sequence: RequestSequence, kept: Kept) -> bool:
         """Its empty sequence gets the cells; False: it can't, and is empty."""
-        if kept.salt not in self._kept:  # room was made meanwhile
+        salt = kept.prefix.compressed_salt
+        if salt not in self._kept:  # room was made meanwhile
             return False
         try:
             self._running_set.kv.seq_cp(kept.seq, sequence.seq, -1, -1)
         except (KVGraphError, MemoryError):
             self._running_set.kv.seq_rm(sequence.seq, -1, -1)
             return False
-        self._kept.move_to_end(kept.salt)
-        sequence.edit(kept.salt, kept.n, ())
+        self._kept.move_to_end(salt)
+        sequence.edit(salt, kept.n, ())
         sequence.has_holes = True
         of = Origin(kept.prefix.salt, kept.prefix.ids)
-        sequence.last = self._running_set.index.begin(kept.salt, kept.n_exact, (of,))
+        sequence.last = self._running_set.index.begin(salt, kept.n_exact, (of,))
         return True
 
     def read_part(self) -> None:
@@ -172,7 +173,7 @@ class CompressedPrefixes:
         if self._job is not None and is_of_it(self._job.prefix):
             self._drop_job()
         for kept in [each for each in self._kept.values() if is_of_it(each.prefix)]:
-            del self._kept[kept.salt]
+            del self._kept[kept.prefix.compressed_salt]
             self._empty(kept.seq)
         for key in [key for key, prefix in self._noted.items() if is_of_it(prefix)]:
             del self._noted[key]
@@ -188,8 +189,8 @@ class CompressedPrefixes:
         if not self._free:
             self.give_up()
         seq = self._free.pop()
-        index.unpin(index.attach(found, seq))  # the sequence sees the cells, and so they stay
         try:
+            index.unpin(index.attach(found, seq))  # the sequence sees the cells, and so they stay
             self._job = _Reread(self._ctx, prefix, seq, n_part)
         except BaseException:
             self._empty(seq)
@@ -208,7 +209,7 @@ class CompressedPrefixes:
             drop(self._ctx.kv, job.seq, places)
             n_exact = int(places[0])
         kept = Kept(job.prefix, job.seq, n_exact)
-        self._kept[kept.salt], self._job = kept, None
+        self._kept[job.prefix.compressed_salt], self._job = kept, None
 
     def _drop_job(self) -> None:
         if self._job is not None:

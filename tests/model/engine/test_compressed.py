@@ -17,6 +17,7 @@ from support.soak import F32
 
 import pykvgraph as kvg
 from pykvgraph.context.repetition import Repetition
+from pykvgraph.engine.compressed import N_KEPT
 
 N = 544  # whole blocks
 EVERY = kvg.SamplingParams(max_tokens=1, top_logprobs=500)
@@ -206,6 +207,28 @@ def test_a_reading_that_fails_is_left(small: kvg.Model) -> None:
         assert engine.submit(asked[3], BRIEF, compressed=True).result().cache.edited == 0
         rest(engine)
         assert engine.submit(asked[4], BRIEF, compressed=True).result().cache.edited > 0
+
+
+def test_cells_that_can_not_be_had(small: kvg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As often as there are sequences for compressed prefixes: each is free again."""
+
+    def refuse(found: object, seq: int) -> None:
+        refused.append(seq)
+        raise kvg.DeviceError("no memory")
+
+    asked, refused = prompts(small), list[int]()
+    with engine_of(small) as engine:
+        kept = engine._loop.stepper._compressed
+        assert kept is not None
+        for _ in range(N_KEPT + 1):
+            used(engine, asked)
+            with monkeypatch.context() as patch:
+                patch.setattr(engine._loop.stepper._index, "attach", refuse)
+                rest(engine)
+        assert (len(refused), kept.n_kept) == (N_KEPT + 1, 0)
+        used(engine, asked)
+        rest(engine)
+        assert kept.n_kept == 1
 
 
 def test_in_the_background(small: kvg.Model) -> None:
