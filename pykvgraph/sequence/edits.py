@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph.checks import Integers, instance, integer, integers, shown
+from pykvgraph.checks import Integers, instance, integer, integer_rows, integers
 from pykvgraph.context.batch import Batch
 from pykvgraph.context.context_shift import require_room
 from pykvgraph.context.document import Document, empty_sequence, require_holdable
@@ -126,28 +126,13 @@ class Sequence(TokenSequence):
         """
         self._begin_edit()
         numbers: set[int] = set()
-        for span in spans:
-            if not isinstance(span, tuple) or len(span) != 2:
-                raise InvalidArgumentError(f"a span must be (begin, end), got {shown(span)}")
-            begin = integer(span[0], "begin", 0, len(self))
-            numbers.update(range(begin, integer(span[1], "end", begin, len(self))))
-        whole = self._require_whole_spans(numbers)
-        for composite in whole:
+        for begin, end in integer_rows(spans, "spans", ("begin", "end"), len(self)):
+            numbers.update(range(begin, integer(end, "end", begin)))
+        for composite in self._whole_composites(numbers):
             last = self.positions.of(composite.stop - 1)
             self._ctx.kv.seq_rm(self._seq, last, last + 1)
         for part in self._batches(sorted(numbers)):
             self._decode_again(self._tokens, part)
-
-    def _require_whole_spans(self, numbers: set[int]) -> list[range]:
-        """The composites that are among these tokens; raises InvalidArgumentError where a part of one is."""
-        found = [span for span in self._composites() if not numbers.isdisjoint(span)]
-        for span in found:
-            if not numbers.issuperset(span):
-                raise InvalidArgumentError(
-                    f"tokens {span.start} to {span.stop - 1} share composite cells, which stay or go as a "
-                    "whole: repair all of them, or none"
-                )
-        return found
 
     def _begin_edit(self) -> None:
         self._recover()
@@ -226,7 +211,7 @@ class Sequence(TokenSequence):
 
     def _require_edit(self, p0: int, p1: int, n_new: int, n_repair: int) -> None:
         """Raises what would come in the middle of an edit of [p0, p1) that decodes so many tokens."""
-        self._require_whole(p0, p1)
+        self._whole_composites(range(p0, p1))
         self._require_apart(p0 if n_new else p1, p1 + n_repair)
         kv, at, end, n_decoded = self._ctx.kv, self.positions.of(p0), self.positions.of(p1), n_new + n_repair
         last = p1 + n_repair  # the first token behind

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -162,7 +162,7 @@ class TokenSequence(NotCopied):
         p0, p1 = positions.of(begin), positions.of(end)
         if (positions.first_at(p0), positions.first_at(p1)) != (begin, end):
             raise InvalidArgumentError(f"tokens before {begin} or {end} share the position of these")
-        self._require_whole(begin, end)
+        self._whole_composites(range(begin, end))
         left = self._tokens.copy()
         left.discard(begin, end)
         return self._rearranged(begin, left, lambda: self._shift(p0, p1))
@@ -178,12 +178,14 @@ class TokenSequence(NotCopied):
     def group(self, begin: int, end: int, n_grp: int) -> None:
         """Puts every n_grp neighbouring tokens of [begin, end) on one position (self_extend).
 
-        Raises InvalidArgumentError unless 0 <= begin < end <= the number of tokens, and when some of these
-        tokens, or of those behind them, share a position already; and what self_extend raises.
+        Raises InvalidArgumentError unless 0 <= begin < end <= the number of tokens and n_grp >= 1, and when
+        some of these tokens, or of those behind them, share a position already; CacheFullError as self_extend
+        does. Nothing is changed then.
         """
         self._recover()
         begin = integer(begin, "begin", len(self.positions.head), len(self) - 1)
         end = integer(end, "end", begin + 1, len(self))
+        n_grp = integer(n_grp, "n_grp", 1)
         p0, p1 = self.positions.of(begin), self.positions.of(end)
         self._require_apart(begin, end)
         left = self._tokens.copy()
@@ -283,15 +285,19 @@ class TokenSequence(NotCopied):
                 spans.append(range(first, end))
         return spans
 
-    def _require_whole(self, begin: int, end: int) -> None:
-        """Raises InvalidArgumentError where an edit of [begin, end) takes a part of composite cells."""
-        for span in self._composites():
-            is_outside = end <= span.start or begin >= span.stop
-            if not is_outside and not (begin <= span.start and span.stop <= end):
+    def _whole_composites(self, numbers: Collection[int]) -> list[range]:
+        """Spans of composite cells that have any of these tokens.
+
+        Raises InvalidArgumentError where the tokens are a part of one.
+        """
+        found = [span for span in self._composites() if not set(span).isdisjoint(numbers)]
+        for span in found:
+            if not set(span).issubset(numbers):
                 raise InvalidArgumentError(
                     f"tokens {span.start} to {span.stop - 1} share composite cells, which stay or go as a "
-                    f"whole: {begin} to {end} must have all of them, or none"
+                    "whole: take all of them, or none"
                 )
+        return found
 
     def _require_apart(self, begin: int, end: int) -> None:
         """Raises InvalidArgumentError where any of the tokens [begin, end) has composite cells."""

@@ -291,7 +291,9 @@ def test_no_room(small: kvg.Model) -> None:
             lambda: text.replace(8, 5, [3]),
             lambda: text.replace(5, 8, [N_VOCAB]),
             lambda: text.repair([(3, 41)]),
+            lambda: text.repair([(5, 3)]),
             lambda: text.repair([3]),  # type: ignore[list-item]
+            lambda: text.repair(3),  # type: ignore[arg-type]
             lambda: text.link(OTHER),  # type: ignore[arg-type]
             lambda: ctx.read([]),
         ]
@@ -399,6 +401,10 @@ def test_grouped_tokens(ctx: kvg.Context) -> None:
     """Several on a position can't be told apart; those around them can be edited."""
     text = kvg.Sequence(ctx)
     text.set(IDS[:60])
+    for n_grp in (0, 2.5):
+        with pytest.raises(kvg.InvalidArgumentError, match="n_grp"):
+            text.group(10, 30, n_grp)  # type: ignore[arg-type]
+        assert text.ids.tolist() == IDS[:60]
     text.group(10, 30, 4)
     assert text.approximate_from == 10
     with pytest.raises(kvg.InvalidArgumentError, match="several cells"):
