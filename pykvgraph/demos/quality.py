@@ -242,7 +242,7 @@ class Quality:
 
     def _with_question(self, passage: Passage, probe: Probe) -> Passage:
         """The text, and of the question all but the last token, with which an answer begins."""
-        return replace(passage, ids=[*passage.ids, *self._behind(probe.question)[:-1]], states={})
+        return replace(passage, ids=[*passage.ids, *self._behind(probe.question)[:-1]])
 
     def _behind(self, text: str) -> list[int]:
         """The tokens of a text that goes on another one."""

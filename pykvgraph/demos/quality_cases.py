@@ -19,9 +19,9 @@ from pykvgraph.context.context import Context
 from pykvgraph.context.context_shift import ContextShift
 from pykvgraph.context.forgetting import N_AT_ONCE, N_RECENT, N_SINKS, Forget
 from pykvgraph.errors import InvalidArgumentError
-from pykvgraph.kv_cache.cache import KVCache
 from pykvgraph.params.cache_type import parse_cache_type
 from pykvgraph.params.params import ContextParams
+from pykvgraph.sequence import edits
 from pykvgraph.sequence.long_reader import LongReader
 from pykvgraph.sequence.prefill import Prefill
 from pykvgraph.sequence.sequence import TokenSequence
@@ -38,20 +38,20 @@ TEXT, APART = 0, 1  # the sequence of the text, and that of parts which are read
 Ids = Sequence[int]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Passage:
     """A text as it is to stand in the cache: ids. bos: what the model wants before a text; None: nothing.
 
     other: tokens from elsewhere, of which an edit takes those that it cuts out. cut: where it cuts and which
-    tokens, in place of what its case says. states: of each context that has decoded it whole, the cells of it
-    (decode_whole).
+    tokens, in place of what its case says.
     """
 
     ids: Ids
     bos: int | None = None
     other: Ids = ()
     cut: tuple[int, Ids] | None = None
-    states: dict[Context, bytes] = field(default_factory=dict, compare=False, repr=False)
+    # the cells of it, of each context that has decoded it whole; another passage begins with none
+    _states: dict[Context, bytes] = field(default_factory=dict, init=False, repr=False)
 
     def decode_whole(self, ctx: Context) -> None:
         """Gets the text as it stands into sequence TEXT of an empty cache: decoded once, later loaded.
@@ -59,12 +59,12 @@ class Passage:
         A loaded text is the decoded one to the bit. A cache whose types fall with age can't be saved, and
         decodes it each time. Raises what Context.decode() and kv.load() raise.
         """
-        if ctx in self.states:
-            ctx.kv.load(self.states[ctx], TEXT)
+        if ctx in self._states:
+            ctx.kv.load(self._states[ctx], TEXT)
             return
         append(ctx, TEXT, self.ids)
         if not ctx.kv.ages:
-            self.states[ctx] = ctx.kv.save(TEXT)
+            self._states[ctx] = ctx.kv.save(TEXT)
 
 
 class ReadingWay(Protocol):
@@ -175,15 +175,16 @@ class EditedText:
         return max(self.p1 - self.p0, self.repair)
 
     def read(self, ctx: Context, passage: Passage) -> None:
-        """The whole; then edit()."""
+        """The whole, then as edits.Sequence.remove()."""
         p0, cut = passage.cut or (self.p0, passage.other[: self.p1 - self.p0])
         n, first = len(passage.ids), int(passage.bos is not None)
         if not first <= p0 <= n:
             raise InvalidArgumentError(f"edit {self.p0}:{self.p1}: the text has positions {first} to {n}")
+        text = edits.Sequence(ctx, TEXT)
         for part in (passage.ids[:p0], cut, passage.ids[p0:]):
             append(ctx, TEXT, part)
-        edit(ctx.kv, TEXT, p0, p0 + len(cut))
-        decode_again(ctx, TEXT, passage.ids[p0 : p0 + self.repair], p0)
+            text.record(part)
+        text.remove(p0, p0 + len(cut), self.repair)
 
 
 @dataclass(frozen=True)
@@ -335,12 +336,6 @@ def append(ctx: Context, seq: int, ids: Ids) -> None:
     prefill = Prefill(ctx, seq, None)
     for begin in range(0, len(ids), ctx.n_batch):
         prefill.append_batch(ids[begin : begin + ctx.n_batch])
-
-
-def edit(kv: KVCache, seq: int, p0: int, p1: int) -> None:
-    """Cuts the positions [p0, p1) out of a sequence; those behind them move down."""
-    kv.seq_rm(seq, p0, p1)
-    kv.seq_add(seq, p1, -1, p0 - p1)
 
 
 def link(ctx: Context, seq: int, ids: Ids, bos: int | None) -> None:
