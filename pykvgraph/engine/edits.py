@@ -101,8 +101,7 @@ class Edits:
             move(kv, seq, edit.parts)
         except (KVGraphError, MemoryError):
             kv.seq_rm(seq, -1, -1)
-            running_set.start_over_if_broken()
-            return False
+            return False  # if the device has failed, what it decodes next fails, too
         root = edit.match.root
         salt = salt_of(root.salt, sequence.terms.session, edit.old, edit.parts, self._repair(sequence))
         sequence.edit(salt, edit.n, edit.anew)

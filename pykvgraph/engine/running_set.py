@@ -51,9 +51,8 @@ class RunningSet:
         self.scheduler = Scheduler(ctx.n_seq_max, ctx.n_batch)
         self.kv = ctx.kv
         self.parked: dict[RequestSequence, None] = {}  # a set that keeps its order
-        self.kept: dict[
-            RequestSequence, None
-        ] = {}  # with their own rows in cells, and no sequence; the oldest first
+        # with their own rows in cells, and no sequence; the oldest first
+        self.kept: dict[RequestSequence, None] = {}
         self.to_prepare: deque[Preparation] = deque(maxlen=ctx.n_seq_max)
         self.n_preempted = 0
         self.context = ctx

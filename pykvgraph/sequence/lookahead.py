@@ -52,9 +52,8 @@ class Lookahead(NotCopied):
         self._most = integer(draft_max, "draft_max", 1)
         if self._back.n_most is not None:
             self._most = min(self._most, self._back.n_most)
-        self._ahead: deque[tuple[int, LastOutput]] = (
-            deque()
-        )  # tokens in the cache, with the outputs behind them
+        # tokens in the cache, with the outputs behind them
+        self._ahead: deque[tuple[int, LastOutput]] = deque()
         self._n = min(_FIRST, self._most)
         self._n_last = 0  # tokens of the last draft
         self._pause = self._n_to_wait = 0

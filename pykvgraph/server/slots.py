@@ -62,9 +62,8 @@ class Slots:
         self._numbers: dict[int, int] = {}  # of those who wait, by id()
         self._last: dict[int, Sample | None] = dict.fromkeys(self.ids)  # that each slot has, or had
         self._texts = dict.fromkeys(self.ids, Text([], b""))  # that each slot had last
-        self._ends: dict[int, list[asyncio.Future[None]]] = {
-            slot: [] for slot in self.ids
-        }  # who waits for that
+        # who waits until a slot's text has ended
+        self._ends: dict[int, list[asyncio.Future[None]]] = {slot: [] for slot in self.ids}
         self._tasks = dict.fromkeys(self.ids, 0)
         self._count = itertools.count()
         self._n_came = itertools.count()

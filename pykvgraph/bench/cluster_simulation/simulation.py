@@ -163,9 +163,8 @@ class _Simulation:
         self._order = itertools.count()
         # (when, which came first, what happens then)
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
-        self._open: dict[
-            SimulatedText, Callable[[SimulatedText, float], None]
-        ] = {}  # what follows when they are answered
+        # what follows when they are answered
+        self._open: dict[SimulatedText, Callable[[SimulatedText, float], None]] = {}
         self._done: list[SimulatedText] = []
         self._now = 0.0
         self._choosing = 0.0
