@@ -168,21 +168,24 @@ class PrefixIndex:
         """Nobody evicts the whole blocks of a text's first n tokens for so long, as far as there is room.
 
         last: the text's last node. Returns how many tokens a text that begins alike finds until then: where
-        the model needs a resume point, those before the last one, which stays as well; half of them do.
+        the model needs a resume point, those before the last one, which stays as well; half of them do. 0:
+        nothing of it stays.
         """
         self._let_go()
-        path = [node for node in last.path() if node.end <= n]
-        end = self._timed.add(path[1:], seconds)
-        if not self._n_points:
-            return end
-        point = self.best_point(ids, Match([node for node in path if node.end <= end], None, 0, end), end)
-        now = self._timed.now()
-        n_others = sum(each.until > now for each in self._points.values() if each is not point)
-        if point is None or n_others >= self._n_points // 2:
-            return 0
-        self._use(point, False)
-        point.until = max(point.until, now + seconds)
-        return point.p
+        root, *behind = [node for node in last.path() if node.end <= n]
+        fitting = self._timed.fitting(behind)
+        end = fitting[-1].end if fitting else 0
+        if self._n_points:
+            point = self.best_point(ids, Match([root, *fitting], None, 0, end), end)
+            now = self._timed.now()
+            n_others = sum(each.until > now for each in self._points.values() if each is not point)
+            if point is None or n_others >= self._n_points // 2:
+                return 0
+            self._use(point, False)
+            point.until = max(point.until, now + seconds)
+            end = point.p
+        self._timed.add(fitting, seconds)
+        return end
 
     def give_up_pin(self) -> bool:
         """Others may have cells that were pinned for a time: those whose time would pass first, a block."""

@@ -31,23 +31,26 @@ class TimedPins:
         """The time, in seconds, by which `until` is meant."""
         return clock()
 
-    def add(self, path: Iterable[Node], seconds: float) -> int:
-        """Pins nodes from a root's child on, as far as there is room; returns where the last of them ends.
-
-        A node that is pinned for longer stays so.
-        """
-        until, end = self.now() + seconds, 0
+    def fitting(self, path: Iterable[Node]) -> list[Node]:
+        """Of nodes from a root's child on, the first ones that may be pinned: as far as there is room."""
+        n, found = self.n_cells, list[Node]()
         for node in path:
+            n += 0 if node in self._nodes else node.n_tokens
+            if n > self.n_most:
+                break
+            found.append(node)
+        return found
+
+    def add(self, fitting: Iterable[Node], seconds: float) -> None:
+        """Pins what fitting() has just returned. A node that is pinned for longer stays so."""
+        until = self.now() + seconds
+        for node in fitting:
             if node not in self._nodes:
-                if self.n_cells + node.n_tokens > self.n_most:
-                    break
                 self.n_cells += node.n_tokens
                 self._nodes.add(node)
             if until > node.until:
                 node.until = until
                 heapq.heappush(self._heap, (until, -node.end, id(node), node))
-            end = node.end
-        return end
 
     def expired(self) -> list[Node]:
         """Nodes whose time has passed, which are not pinned any more."""

@@ -136,6 +136,18 @@ def test_no_more_is_pinned_than_may_be(tiny: kvg.Model) -> None:
         assert engine.submit(prompts[0], READ, pins=wanted).result(60).pinned == (32, 64)
 
 
+def test_cells_without_a_place_to_go_on_from_are_not_pinned(model: kvg.Model) -> None:
+    """Two of four resume points may be pinned: the third text would keep cells that nobody could use."""
+    with kvg.Engine(model, n_ctx=512, n_seq_max=1, pin_cells=300) as engine:
+        needs_points = engine._loop.stepper._running_set.needs_points
+        found = list[int]()
+        for n in range(3):
+            done = engine.submit(ids_of(model, 70, n), READ, pins=[kvg.Pin(64, 60.0)]).result(60)
+            found += done.pinned
+            assert engine.stats().n_pinned == sum(found)
+        assert found == [64, 64, 0 if needs_points else 64]
+
+
 @pytest.mark.parametrize("overcommit", [True, False])
 def test_a_request_that_needs_all_cells_runs(tiny: kvg.Model, overcommit: bool) -> None:
     """Nothing else could: for an hour it would be told that there is no room."""
