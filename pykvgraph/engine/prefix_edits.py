@@ -100,18 +100,17 @@ class PrefixEdit:
         found = index.find(self._ids, len(self._ids), salt)
         parts = parts_left(self._spans, found.n)
         n = sum(part.n for part in parts)
-        n_true = found.match.root.n_exact
-        is_beginning = n == 0 or parts == [Part(0, 0, n)]  # what is left in the cells, as it was
-        if is_beginning and n <= n_true:
-            return EditedPrefix(list(left), n, n)
-        n_stay = parts[0].n if parts[0].old == 0 else 0
+        n_had = parts[0].n if parts and parts[0].old == 0 else 0
         anew = anew_of(parts, self._repair)
+        # the text that is edited may be what an earlier edit left
+        n_exact = n_exact_of(min(n_had, found.match.root.n_exact), anew)
+        if n_had == n == n_exact:  # what is left in the cells is the beginning, as it was
+            return EditedPrefix(list(left), n, n)
         last = index.attach(found, seq)
         try:
-            index.make_room(n - n_stay + len(anew))
+            index.make_room(n - n_had + len(anew))
             move(self._ctx.kv, seq, parts)
             self._decode(left, anew, seq)
-            n_exact = n_exact_of(min(n_stay, n_true), anew)
             if n_exact == n:
                 index.keep(left, n, seq, salt)
             else:

@@ -91,12 +91,11 @@ async def _edit(service: Service, slot: int, salt: bytes, fields: Fields) -> dic
         adapters=text.adapters,
         **repair,
     )
-    n_exact = min(found.n_exact, text.n_exact) if text.edits else found.n_exact
     if found.n_exact == found.n_cached:  # nothing that the engine has of it became another text's
         edits = text.edits
-    service.slots.put(slot, Text(found.ids, salt, text.adapters, edits=edits, n_exact=n_exact))
+    service.slots.put(slot, Text(found.ids, salt, text.adapters, edits=edits, n_exact=found.n_exact))
     told = {"n_removed": len(text.ids) - len(found.ids), "n_tokens": len(found.ids)}
-    return {"id_slot": slot, **told, "n_cached": found.n_cached, "n_exact": n_exact}
+    return {"id_slot": slot, **told, "n_cached": found.n_cached, "n_exact": found.n_exact}
 
 
 async def _n_cached(service: Service, text: Text) -> int:

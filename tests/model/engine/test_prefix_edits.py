@@ -47,6 +47,23 @@ def test_it_says_what_an_edited_sequence_says(small: kvg.Model, repair: int) -> 
             assert engine.find_prefix(left, salt=b"edited") == 0
 
 
+def test_what_an_edit_left_is_edited_again(small: kvg.Model) -> None:
+    """What was approximate stays so, whatever is repaired behind it, and has the new salt."""
+    ids = ids_of(small, N, 9)
+    with kvg.Engine(small, n_ctx=512, n_seq_max=2, n_batch=512, **F32) as engine:
+        engine.submit([*ids, 1], READ).result(60)
+        left = engine.edit_prefix(ids, [(20, 33)], repair=5, into=b"a").ids
+        for spans, repair in (([(70, 90)], 200), ([(70, len(left))], 0)):
+            found = engine.edit_prefix(left, spans, repair=repair, into=b"b", salt=b"a")
+            assert found.ids == [*left[:70], *left[spans[0][1] :]]
+            assert (found.n_cached, found.n_exact) == (len(found.ids), 25)
+            assert engine.find_prefix(found.ids, salt=b"b") == len(found.ids)
+        again = engine.edit_prefix(left, [(70, 90)], repair=0, into=b"c", salt=b"a")
+        assert again.n_exact == 25
+        whole = engine.edit_prefix(left, [(10, 15)], repair=200, into=b"c", salt=b"a")
+        assert whole.n_exact == whole.n_cached == len(whole.ids)  # all that was approximate is repaired
+
+
 def test_a_tail_a_part_and_what_is_not_there(small: kvg.Model) -> None:
     ids = ids_of(small, N, 3)
     with kvg.Engine(small, n_ctx=512, n_seq_max=1) as engine:

@@ -101,6 +101,8 @@ def test_tokens_are_removed_and_the_slot_goes_on(client: httpx.Client) -> None:
     assert say(client, further, id_slot=3)["timings"]["cache_n"] >= len(further) - 2
     saved = say(client, text)["timings"]
     assert saved["cache_n"] >= len(text) - 1, "the old text has lost its cells"
+    told = done(client, 3, "edit", tokens=[[12, 14]], repair=100)
+    assert told["n_exact"] == 10 < told["n_cached"], "what was read behind a cut is not exact"
 
 
 def test_all_behind_a_cut_repaired_is_the_text_itself(client: httpx.Client) -> None:
