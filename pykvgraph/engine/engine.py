@@ -29,6 +29,7 @@ from pykvgraph.engine.new_text import (
     terms_of,
 )
 from pykvgraph.engine.prefix_edits import EditedPrefix, PrefixEdit, checked_spans
+from pykvgraph.engine.prefix_files import PrefixFiles
 from pykvgraph.engine.prepared_text import Preparation
 from pykvgraph.engine.request import Request
 from pykvgraph.engine.sizes import MemoryBudget, sizes_for
@@ -36,15 +37,13 @@ from pykvgraph.engine.speculation.drafters import draft_model_of, drafter_of, ki
 from pykvgraph.engine.speculation.speculation import MOST_ROWS, Speculation
 from pykvgraph.engine.step import Stepper
 from pykvgraph.engine.types import EngineLook, EngineStats, Pin
-from pykvgraph.errors import CacheFullError, InvalidArgumentError, NotCopied, StateError, UnsupportedError
+from pykvgraph.errors import CacheFullError, InvalidArgumentError, NotCopied, UnsupportedError
 from pykvgraph.kv_cache.saved.file import write_file
-from pykvgraph.kv_cache.saved.geometry import under
 from pykvgraph.model.adapter import Active, Adapter, checked_adapters, key_of, pairs_of
 from pykvgraph.model.model import Model
 from pykvgraph.params.params import MARGIN, SamplingParams
 from pykvgraph.plan.memory_model import SPECULATION_SHARE
 from pykvgraph.prefix import block
-from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.prefix.prefix_file import SavedPrefix, pack, read
 from pykvgraph.sequence.edits import REPAIR
 from pykvgraph.sequence.sequence import EVERY
@@ -355,23 +354,14 @@ class Engine(NotCopied):
         """
         ids = array("i", self._ids_of(prompt).tobytes())
         active, salt = self._under(adapters, salt)
-        kv = self.context.kv
-
-        def save(index: PrefixIndex, seq: int) -> tuple[int, bytes]:
-            found = index.find(ids, len(ids), salt)
-            found = found._replace(n=min(found.n, found.match.root.n_exact))
-            if found.n == 0:
-                return 0, b""
-            last = index.attach(found, seq)
-            try:
-                return found.n, kv._save(seq, under(kv._geometry, key_of(active)))
-            finally:
-                index.unpin(last)
-
-        n, cells = self._loop.run_between_steps(save)
-        if n:
-            write_file(path, pack(SavedPrefix(ids[:n], cells)))
-        return int(n)
+        files = PrefixFiles(self.context.kv, salt, active)
+        saved: SavedPrefix | None = self._loop.run_between_steps(
+            lambda index, seq: files.saved(index, seq, ids)
+        )
+        if saved is None:
+            return 0
+        write_file(path, pack(saved))
+        return len(saved.ids)
 
     def load_prefix(
         self,
@@ -389,21 +379,8 @@ class Engine(NotCopied):
         """
         saved = read(path, self.model.n_vocab)
         active, salt = self._under(adapters, salt)
-        n = len(saved.ids)
-
-        def load(index: PrefixIndex, seq: int) -> None:
-            kv = self.context.kv
-            if not index.make_room(n):
-                raise CacheFullError(f"the saved prefix has {n} tokens, and there is no room for it now")
-            kv._load_as(saved.cells, seq, under(kv._geometry, key_of(active)))
-            if kv.seq_pos_max(seq) != n - 1:
-                raise StateError("the saved cells are not those of the saved tokens")
-            try:
-                index.keep(saved.ids, n, seq, salt)
-            except InvalidArgumentError as error:
-                raise StateError(f"the saved cells are not those of the saved tokens: {error}") from error
-
-        self._loop.run_between_steps(load)
+        files = PrefixFiles(self.context.kv, salt, active)
+        self._loop.run_between_steps(lambda index, seq: files.load(index, seq, saved))
         return list(saved.ids)
 
     def forget_prefix(
