@@ -48,7 +48,8 @@ def integer(value: SupportsIndex, name: str, low: int = INT64_MIN, high: int = I
         kind = type(value).__name__
         raise InvalidArgumentError(f"{name} must be an integer, got {shown(value)} ({kind})") from None
     if not low <= number <= high:
-        raise InvalidArgumentError(f"{name} must be from {low} to {high}, got {shown(number)}")
+        allowed = f"{low} or more" if high == INT64_MAX and number < low else f"from {low} to {high}"
+        raise InvalidArgumentError(f"{name} must be {allowed}, got {shown(number)}")
     return number
 
 

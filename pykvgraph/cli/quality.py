@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from pykvgraph.demos.quality import CaseResult
 
 _TASKS = ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "vt", "cwe", "fwe", "erase", "chat", "early")
-_COUNT = click.IntRange(min=1)
+_LEAST_LENGTH = 16
+_LENGTH, _COUNT = click.IntRange(min=_LEAST_LENGTH), click.IntRange(min=1)
 
 
 class _Tasks(click.ParamType):  # type: ignore[type-arg]
@@ -85,11 +86,9 @@ class _Case(click.types.StringParamType):
     show_default="none",
     help=f"Tasks: {', '.join(_TASKS)}.",
 )
-@option("--length", type=_COUNT, metavar="N", default=1024, help="Tokens of a text.")
+@option("--length", type=_LENGTH, metavar="N", default=1024, help="Tokens of a text.")
 @option("--trials", type=_COUNT, metavar="N", default=10, help="Texts to read, one after the other.")
-@option(
-    "-s", "--seed", type=click.IntRange(min=0), metavar="N", default=1, help="Seed of what texts are drawn."
-)
+@option("-s", "--seed", type=click.IntRange(min=0), metavar="N", default=1, help="Seed of what is drawn.")
 @ubatch_option
 @flash_attn_option
 @threads_option()
@@ -155,7 +154,7 @@ def quality(
             bar = progress.add_task("", total=trials * job.steps_of_trial())
 
             def tick() -> None:
-                progress.update(bar, advance=1, description=f"{job.n_trials} of {trials} trials")
+                progress.update(bar, advance=1, description=f"trial {job.n_trials + 1} of {trials}")
 
             job.run(trials, tick)
     results = job.results() if job.n_trials else []

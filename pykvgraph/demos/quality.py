@@ -94,7 +94,8 @@ class Quality:
     text: where texts are taken from. tasks: names of TASKS. length: tokens of a text; of a task's, with its
     question and its answer. sizes: arguments of Context beside its sizes and types.
 
-    Raises InvalidArgumentError for a text that is too short, and what Context raises.
+    Raises InvalidArgumentError for a text that is too short, for a case that is `asked` without tasks, and
+    what Context raises.
     """
 
     def __init__(
@@ -109,6 +110,11 @@ class Quality:
         **sizes: Any,
     ) -> None:
         self.cases = [FULL, *(case for case in dict.fromkeys(cases) if case != FULL)]
+        unasked = [case.text for case in self.cases if case.asked and not tasks]
+        if unasked:
+            raise InvalidArgumentError(
+                f"{unasked[0]}: no task asks anything: give tasks, or leave out 'asked'"
+            )
         self._model, self._tasks, self._seed = model, tasks, seed
         self._length = integer(length, "length", LEAST_LENGTH)
         self._sizes = sizes

@@ -111,6 +111,16 @@ class ShiftedText:
     def __post_init__(self) -> None:
         if not self.n_discard:
             raise InvalidArgumentError("discard is 0: a shift discards one token or more")
+        if self.n_cells is not None:
+            self._require(self.n_cells)
+
+    def _require(self, n_cells: int) -> None:
+        """Raises InvalidArgumentError where a shift could only discard fewer tokens than the case says."""
+        if self.n_keep + self.n_discard > n_cells:
+            raise InvalidArgumentError(
+                f"shift keep={self.n_keep} discard={self.n_discard}: there are {n_cells} cells, too few for "
+                "both: keep or discard fewer, or give more cells"
+            )
 
     def n_extra(self) -> int:
         """None."""
@@ -119,11 +129,8 @@ class ShiftedText:
     def read(self, ctx: Context, passage: Passage) -> None:
         """Batch by batch, each of no more tokens than the kept ones leave room for."""
         n_cells = self.n_cells or max(len(passage.ids) // 2, 1)
+        self._require(n_cells)
         n_at_once = min(ctx.n_batch, n_cells - self.n_keep)
-        if n_at_once < 1:
-            raise InvalidArgumentError(
-                f"keep is {self.n_keep}, and there are {n_cells} cells: nothing is left"
-            )
         shift = ContextShift(self.n_keep, self.n_discard)
         for begin in range(0, len(passage.ids), n_at_once):
             part = passage.ids[begin : begin + n_at_once]

@@ -31,7 +31,7 @@ def test_integer_is_itself_or_an_error(value: int) -> None:
     if -(2**63) <= value < 2**63:
         assert checks.integer(value, "n") == value
     else:
-        with pytest.raises(InvalidArgumentError, match=r"^n must be from"):
+        with pytest.raises(InvalidArgumentError, match=r"^n must be "):
             checks.integer(value, "n")
 
 
@@ -54,6 +54,8 @@ def test_range_is_inclusive() -> None:
     for value in (2, 6):
         with pytest.raises(InvalidArgumentError, match=f"^n must be from 3 to 5, got {value}$"):
             checks.integer(value, "n", 3, 5)
+    with pytest.raises(InvalidArgumentError, match=r"^n must be 3 or more, got 2$"):
+        checks.integer(2, "n", 3)
 
 
 @pytest.mark.parametrize("value", [10**5000, -(10**5000)], ids=["above", "below"])

@@ -11,7 +11,8 @@ from click.testing import CliRunner, Result
 
 import pykvgraph as kvg
 from pykvgraph.cli import main
-from pykvgraph.cli.quality import _TASKS
+from pykvgraph.cli.quality import _LEAST_LENGTH, _TASKS
+from pykvgraph.demos.quality import LEAST_LENGTH
 from pykvgraph.demos.quality_tasks import TASKS
 
 ROOT = Path(__file__).parents[3]
@@ -69,8 +70,8 @@ def test_what_is_left_of_a_text() -> None:
 
 
 def test_tasks_of_the_option() -> None:
-    """The verb names them without importing them."""
-    assert tuple(TASKS) == _TASKS
+    """The verb names them, and the least length, without importing them."""
+    assert (tuple(TASKS), LEAST_LENGTH) == (_TASKS, _LEAST_LENGTH)
 
 
 def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +104,9 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--case", "forget lru 0.5"), "'forget lru 0.5' is no case"),
         (("--case", "forget keydiff cells=68"), "budget must be"),
         (("--case", "forget keydiff 0.9"), "90 cells of sequence 0 are to be forgotten, and 32 may be"),
-        (("--length", "15"), "length must be from 16"),
+        (("--length", "15"), "15 is not in the range x>=16"),
+        (("--case", "forget window .5 asked"), "no task asks anything"),
+        (("--case", "shift keep=4 discard=50"), "there are 50 cells, too few for both"),
         (("--length", "100000"), "give a longer one"),
         (("--trials", "0"), "--trials"),
         (("--plot", "picture.doc"), "is no picture's name"),

@@ -157,7 +157,7 @@ def test_parsed() -> None:
     )
     assert parse_case("full") == FULL
     assert parse_case("ctk q8_0").policy == "ctk q8_0"
-    assert parse_case("shift keep=1 discard=2").policy == parse_case("shift keep=9 discard=8 cells=7").policy
+    assert parse_case("shift keep=1 discard=2").policy == parse_case("shift keep=9 discard=8 cells=17").policy
     assert parse_case("link 2x3 repair=0").way.n_extra() == 1
     assert parse_case("edit 20:50").way.n_extra() == parse_case("edit 20:50 repair=8").way.n_extra() == 30
     assert parse_case("ctk q8_0 forget window 0.5").policy == "ctk q8_0 forget window"
@@ -187,7 +187,8 @@ def test_parsed() -> None:
             "shift keep=1",
             "shift 1 2",
         ),
-        *("shift keep=1 discard=0", "shift keep=-1 discard=2", "self-extend", "self-extend 0", "edit 5"),
+        *("shift keep=1 discard=0", "shift keep=-1 discard=2", "shift keep=3 discard=6 cells=8"),
+        *("self-extend", "self-extend 0", "edit 5"),
         *("edit 5:5", "edit 7:3", "edit -1:3", "link 0x3", "link 3x0", "link 3", "edit 1:999999999999"),
         *("forget", "forget keydiff", "forget keydiff 1.5", "forget lru 0.5", "forget window cells=68"),
         *("forget window 0.5 composite", "forget keydiff 0.5 composites", "forget keydiff composite"),
@@ -220,7 +221,7 @@ def test_repaired(model: kvg.Model, passage: Passage, case: str, n_behind: int) 
         ("edit 0:5", InvalidArgumentError),  # before BOS
         ("edit 101:105", InvalidArgumentError),
         ("link 5x20", InvalidArgumentError),
-        ("shift keep=70 discard=5 cells=64", InvalidArgumentError),
+        ("shift keep=40 discard=11", InvalidArgumentError),  # of 100 tokens half have cells
         ("self-extend 400", None),
         ("shift keep=63 discard=1 cells=64", None),
     ],
