@@ -66,6 +66,7 @@ class Slots:
         self._ends: dict[int, list[asyncio.Future[None]]] = {slot: [] for slot in self.ids}
         self._tasks = dict.fromkeys(self.ids, 0)
         self._count = itertools.count()
+        self._came = dict.fromkeys(self.ids, -1)  # when each slot got its text: a number of _n_came; -1: none
         self._n_came = itertools.count()
 
     @property
@@ -116,13 +117,14 @@ class Slots:
         return self._texts[slot]
 
     def longest_free(self, but: int) -> int:
-        """The free slot whose last text is the oldest, and not this one; -1: there is none."""
+        """The free slot that got its text longest ago, and not this one; -1: there is none."""
         found = [slot for slot in self.ids if slot in self._free and slot != but]
-        return min(found, key=lambda slot: (self._last[slot] is not None, self._tasks[slot]), default=-1)
+        return min(found, key=lambda slot: self._came[slot], default=-1)
 
     def put(self, slot: int, text: Text) -> None:
         """The slot has another text than the one that it had last."""
         self._texts[slot] = text
+        self._came[slot] = next(self._n_came) if text.ids else -1
 
     def told(self, n_ctx: int) -> list[dict[str, Any]]:
         """What /slots tells."""
@@ -142,6 +144,7 @@ class Slots:
         sample.slot = slot
         self._last[slot] = sample
         self._tasks[slot] = next(self._count)
+        self._came[slot] = next(self._n_came)
 
     def _told(self, slot: int, n_ctx: int) -> dict[str, Any]:
         runs = slot not in self._free

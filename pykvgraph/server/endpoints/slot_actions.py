@@ -130,7 +130,10 @@ def _spans(fields: Fields, text: Text) -> list[tuple[int, int]]:
 def _of_messages(numbers: list[Any], text: Text) -> list[tuple[int, int]]:
     """What the template leaves out without them."""
     if text.without is None:
-        raise invalid("edit: messages are known of the last chat of a slot alone: send `tokens`")
+        raise invalid(
+            "edit: which tokens a message has is known of a slot's last chat, until the first edit: send "
+            "`tokens`, or the messages of one edit together"
+        )
     if not all(type(number) is int for number in numbers):
         raise invalid(f"edit: a message must be its number, got {shown(numbers)}")
     left, gone = text.ids[: text.n_prompt], set[int]()

@@ -197,6 +197,18 @@ def test_what_can_not_be_done_is_refused(client: httpx.Client) -> None:
     assert client.post("/slots/2?action=fork").status_code == 200  # no body names no slot
 
 
+def test_forks_that_name_no_slot_get_one_each() -> None:
+    """The slots that never had a text first, then whose text came longest ago, by a fork or otherwise."""
+    with served(load, n_ctx_slot=512) as (url, _), httpx.Client(base_url=url, timeout=30) as client:
+        ids = tokens_of(client, PROMPT)
+        say(client, ids, id_slot=0)
+        forked = [done(client, 0, "fork")["id_slot_fork"] for _ in range(N_SLOTS - 1)]
+        assert sorted(forked) == list(range(1, N_SLOTS))
+        done(client, forked[0], "edit", tokens=[[4, 9]])
+        say(client, [*ids, 20], id_slot=forked[1])
+        assert done(client, 0, "fork")["id_slot_fork"] == forked[2]
+
+
 def test_a_slot_of_another_key_is_nobody_else_s() -> None:
     with served(load, n_ctx_slot=512, api_keys=("one", "two")) as (url, _):
         mine, other = ({"Authorization": f"Bearer {key}"} for key in ("one", "two"))
