@@ -269,13 +269,14 @@ _OF_ANSWERS: list[Adder] = [
         type=click.IntRange(min=0),
         metavar="N",
         default=0,
-        help="Move parts of N tokens and more that an older prompt has further behind; 0: none.",
+        help="Move parts of N tokens and more that an older prompt has at other places; 0: none.",
     ),
     option(
         "--cache-edit",
         type=click.Choice(CACHE_EDITS),
         default="exact",
-        help="How a prompt is read that is an earlier one with other words in its midst, likewise.",
+        help="How a prompt is read that is an earlier one, edited, if the request says nothing. exact: from "
+        "the first difference on. approximate: what follows the edit is moved. off: exact, always.",
     ),
     option(
         "--prefix-compress",
@@ -321,8 +322,8 @@ _OF_ANSWERS: list[Adder] = [
         "--forget",
         type=click.Choice(FORGETFUL),
         metavar="POLICY",
-        show_default="the oldest tokens are given up",
-        help=f"Such an answer forgets the tokens that matter least: {', '.join(FORGETFUL)}.",
+        show_default="off",
+        help=f"--context-shift that discards the tokens that matter least: {', '.join(FORGETFUL)}.",
     ),
     option(
         "--keep",
