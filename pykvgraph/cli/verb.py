@@ -405,7 +405,7 @@ class Verb(click.Command):
             ) from error
         except (KVGraphError, ImportError, OSError) as error:
             origin = self._origin(ctx) if isinstance(error, InvalidArgumentError) else ""
-            raise click.ClickException(" ".join(str(error).split()) + origin) from error
+            raise click.ClickException(" ".join(_told(error).split()) + origin) from error
 
     def _numbers(self, ctx: click.Context) -> list[str]:
         """The options that somebody gave a number to."""
@@ -428,3 +428,10 @@ class Verb(click.Command):
             if option.name and ctx.get_parameter_source(option.name) is ParameterSource.ENVIRONMENT
         ]
         return f" (from the environment: {', '.join(variables)})" if variables else ""
+
+
+def _told(error: Exception) -> str:
+    """What is wrong; of a file as click tells it, without the system's number of the error."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename!r}: {error.strerror}"
+    return str(error)

@@ -47,7 +47,11 @@ class BaseWriter:
         self._chunks, self._n_vocab = chunks, n_vocab
         self._sum = xxhash.xxh3_64()
         self._n_rows = 0  # of the chunk that is being written
-        self._file: BinaryIO = open(self._aside, "xb")  # noqa: SIM115 - until __exit__
+        try:
+            self._file: BinaryIO = open(self._aside, "xb")  # noqa: SIM115 - until __exit__
+        except OSError as error:
+            error.filename = target  # the one that the user knows
+            raise
         try:
             self._file.write(_header(chunks, n_vocab))
             self._file.write(_token_bytes(chunks))

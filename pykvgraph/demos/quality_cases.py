@@ -266,7 +266,13 @@ class ForgottenText:
         passage.decode_whole(ctx)
         text = TokenSequence(ctx, TEXT)
         text.record(passage.ids)
-        n_cells = round((self.share or 0) * len(passage.ids))
+        n, share = len(passage.ids), self.share or 0
+        n_cells, n_most = round(share * n), max(n - N_SINKS - N_RECENT, 0)
+        if n_cells > n_most:
+            raise InvalidArgumentError(
+                f"{self.name}: {share:g} of a text of {n} tokens is {n_cells}; {n_most} may be forgotten: "
+                "take longer texts, or a smaller share"
+            )
         if n_cells:
             text.forget(n_cells, self.policy, self.composite)
 

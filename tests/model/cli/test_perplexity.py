@@ -117,11 +117,11 @@ def test_the_base_has_the_text(base: str, stories: Path) -> None:
         (("-f", TEXT, "-c", "32", "--chunks", "0"), "n_chunks is 0"),
         (("-f", TEXT, "-c", "5000"), "needs 10000 or more"),
         (("-f", STORIES), "not text in UTF-8"),
-        (("--kl-divergence", "--kl-divergence-base", "missing"), "No such file"),
+        (("--kl-divergence", "--kl-divergence-base", "missing"), "Error: 'missing': No such file"),
         (("--kl-divergence", "--kl-divergence-base", TEXT), "has no base logits"),
         (("--kl-divergence", "--kl-divergence-base", "/dev/null"), "is a device"),
         (("-f", TEXT, "-c", "32", "--kl-divergence-base", "/dev/null"), "is no file"),
-        (("-f", TEXT, "-c", "32", "--kl-divergence-base", "/missing/base"), "No such file"),
+        (("-f", TEXT, "-c", "32", "--kl-divergence-base", "/missing/base"), "Error: '/missing/base': "),
     ],
 )
 def test_what_is_refused(arguments: tuple[str, ...], said: str) -> None:

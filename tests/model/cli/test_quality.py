@@ -103,7 +103,7 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--case", "link 9x99"), "link 9x99 needs more tokens"),
         (("--case", "forget lru 0.5"), "'forget lru 0.5' is no case"),
         (("--case", "forget keydiff cells=68"), "budget must be"),
-        (("--case", "forget keydiff 0.9"), "90 cells of sequence 0 are to be forgotten, and 32 may be"),
+        (("--case", "forget keydiff 0.9"), "forget keydiff: 0.9 of a text of 100 tokens is 90; 32 may be"),
         (("--length", "15"), "15 is not in the range x>=16"),
         (("--case", "forget window .5 asked"), "no task asks anything"),
         (("--case", "shift keep=4 discard=50"), "there are 50 cells, too few for both"),

@@ -308,7 +308,7 @@ def test_what_depends_on_a_model_needs_one(option: list[str]) -> None:
         KVGraphError("a bug"),
         UnsupportedError("it can't\nbe done"),
         CacheFullError("no room"),
-        FileNotFoundError(2, "No such file or directory", "a.gguf"),
+        OSError("what it says itself"),
         ImportError("libggml.so.0 is missing"),
     ],
 )
@@ -317,6 +317,11 @@ def test_our_errors_are_one_line(error: Exception) -> None:
     assert result.exit_code == 1
     assert result.stdout == ""
     assert result.stderr == f"Error: {' '.join(str(error).split())}\n"
+
+
+def test_errors_of_files_are_told_without_their_numbers() -> None:
+    result = CliRunner().invoke(failing(FileNotFoundError(2, "No such file", "a.gguf")), ["--place", "here"])
+    assert (result.exit_code, result.stderr) == (1, "Error: 'a.gguf': No such file\n")
 
 
 def test_an_error_names_the_variables_in_use() -> None:
