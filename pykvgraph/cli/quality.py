@@ -183,7 +183,9 @@ def _show_kept(results: Sequence[CaseResult]) -> None:
     from pykvgraph.kv_cache.maps.lines import as_text
     from pykvgraph.kv_cache.maps.shares import shares_line
 
-    forgetful = [each for each in results if each.policy.split()[-2:-1] == ["forget"]]
+    # composite cells share a position: where they are says nothing
+    words = [each.policy.split() for each in results]
+    forgetful = [r for r, w in zip(results, words, strict=True) if "forget" in w and "composite" not in w]
     if forgetful:
         click.echo("\nCells left, from the beginning to the end of texts: # all, 1 to 9 tenths, . none")
     for each in forgetful:

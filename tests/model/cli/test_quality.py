@@ -69,6 +69,15 @@ def test_what_is_left_of_a_text() -> None:
     assert [2 * sum(each["kept"]) for each in told] == [128, 96, 96]
 
 
+def test_what_is_left_where_a_question_is_read_with_the_text() -> None:
+    """A line, too; composite cells, which share a position, have none."""
+    cases = ("--case", "forget window .25 asked", "--case", "forget keydiff .25 composite")
+    result = run(*SMALL[:-4], "--trials", "1", "--length", "420", "--tasks", "niah_single_1", *cases)
+    assert result.exit_code == 0, result.stderr
+    *_, head, window = result.stdout.splitlines()
+    assert head.startswith("Cells left") and window.endswith("# forget window .25 asked")
+
+
 def test_tasks_of_the_option() -> None:
     """The verb names them, and the least length, without importing them."""
     assert (tuple(TASKS), LEAST_LENGTH) == (_TASKS, _LEAST_LENGTH)
