@@ -174,7 +174,7 @@ def quality(
     elif results:
         _show(results)
     if plot and results:
-        _plot(f"{job.n_trials} texts of {length} tokens", results, plot)
+        _plot(f"{job.n_trials} text{'s' * (job.n_trials > 1)} of {length} tokens", results, plot)
     work.end()
 
 

@@ -64,11 +64,12 @@ def _draw(axes: Any, name: str, points: Sequence[QualityPoint]) -> None:
             label=policy,
         )
     if is_kl:
-        from matplotlib.ticker import LogFormatter
+        from matplotlib.ticker import LogLocator, NullFormatter
 
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(LogFormatter())
-        axes.yaxis.set_minor_formatter(LogFormatter())
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")  # 0.02, as in tables
+        axes.yaxis.set_minor_formatter(NullFormatter())
     elif name != "perplexity":
         axes.set_ylim(-0.05, 1.05)
     axes.set_title(name, fontsize=10)
