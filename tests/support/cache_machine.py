@@ -169,16 +169,14 @@ class CacheMachine(RuleBasedStateMachine):
         self.counts["sorts of many sets"] += policy == "sort" and n_moved > 0 and n_sets > 3
         return n_moved
 
-    @rule(seq=ANY_SEQS, p0=FIRSTS, p1=ENDS)
+    @rule(seq=ANY_SEQS, p0=FIRSTS, p1=ENDS, singly=st.sampled_from([False, False, False, True]))
     @precondition(lambda self: self.uses(self.share_for_rm))
-    def seq_rm(self, seq: int, p0: int, p1: int) -> None:
-        self.change("seq_rm", seq, p0, p1)
-
-    @rule(seq=SEQS, positions=st.sets(st.integers(0, 30), min_size=1, max_size=8))
-    @precondition(lambda self: self.uses(self.share_for_rm))
-    def seq_rm_at(self, seq: int, positions: set[int]) -> None:
-        """Single positions at once, as runs of them one after the other."""
-        places = np.array(sorted(positions))
+    def seq_rm(self, seq: int, p0: int, p1: int, singly: bool) -> None:
+        """singly: every other position of the range, all at once."""
+        places = np.arange(max(p0, 0), p1 if p1 >= 0 else self.naive.pos_max(seq), 2)
+        if not singly or not 0 <= seq < self.n_seq or not len(places):
+            self.change("seq_rm", seq, p0, p1)
+            return
         refusals: Refusals = ()
         if places[-1] >= self.naive.pos_max(seq):
             refusals = (kvg.InvalidArgumentError,)

@@ -179,25 +179,21 @@ class CompositeMachine(RuleBasedStateMachine):
         self.ctx.kv.defrag("fill" if policy == "fill" else "sort")
         self.counts["defrag"] += self.ctx.kv.update().moved_cells > 0
 
-    @rule(seq=SEQS, dst=SEQS)
-    def save_and_load(self, seq: int, dst: int) -> None:
-        blob = self.ctx.kv.save(seq)
-        try:
-            self.ctx.kv.load(blob, dst)
-        except kvg.CacheFullError:
-            return
-        self.texts[dst] = {head: list(rows) for head, rows in self.texts[seq].items()}
-        self.counts["loaded composites"] += self.has_composites(seq)
-
-    @rule(seq=SEQS, dst=SEQS)
-    def stream(self, seq: int, dst: int) -> None:
+    @rule(seq=SEQS, dst=SEQS, streams=st.booleans())
+    def carry(self, seq: int, dst: int, streams: bool) -> None:
+        """To another sequence, by a saved state or a stream."""
         kv = self.ctx.kv
-        if seq == dst or kv.n_free < kv.seq_count(seq, -1, -1).n_cells:
-            return
-        kv.seq_rm(dst, -1, -1)
-        travel(self.ctx, seq, self.ctx, dst, connect(self.model.n_layer))
+        if streams and seq != dst and kv.n_free >= kv.seq_count(seq, -1, -1).n_cells:
+            kv.seq_rm(dst, -1, -1)
+            travel(self.ctx, seq, self.ctx, dst, connect(self.model.n_layer))
+            self.counts["streamed composites"] += self.has_composites(seq)
+        else:
+            try:
+                kv.load(kv.save(seq), dst)
+            except kvg.CacheFullError:
+                return
+            self.counts["loaded composites"] += self.has_composites(seq)
         self.texts[dst] = {head: list(rows) for head, rows in self.texts[seq].items()}
-        self.counts["streamed composites"] += self.has_composites(seq)
 
     @rule(seq=SEQS, place=PLACES)
     def hold(self, seq: int, place: int) -> None:
@@ -255,12 +251,7 @@ def test_composites_in_any_order(model_file: Callable[[ModelSpec], Path]) -> Non
             settings=settings(max_examples=400 // SHARE, stateful_step_count=30, deadline=None),
         )
     counts = CompositeMachine.counts
-    tried = (
-        "composed again",
-        "moved composites",
-        "shared composites",
-        "held composites",
-        "loaded composites",
-        "streamed composites",
-    )
-    assert all(counts[name] for name in (*tried, "composed", "defrag", "attached")), counts
+    tried = ["composed", "defrag", "moved composites", "shared composites", "held composites"]
+    if SHARE == 1:  # what is rare
+        tried += ["composed again", "attached", "loaded composites", "streamed composites"]
+    assert all(counts[name] for name in tried), counts

@@ -24,7 +24,7 @@ import pykvgraph as kvg
 
 N_CELLS, N_SEQ, N_BATCH, W = 60, 3, 7, 5
 N_WINDOW = N_SEQ * W + N_BATCH
-RUNS, STEPS_PER_RUN = 440 // SHARE, 60
+RUNS, STEPS_PER_RUN = 520 // SHARE, 60
 LENGTHS = st.integers(1, N_BATCH)
 
 
