@@ -172,8 +172,8 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(seq=ANY_SEQS, p0=FIRSTS, p1=ENDS, singly=st.sampled_from([False, False, False, True]))
     @precondition(lambda self: self.uses(self.share_for_rm))
     def seq_rm(self, seq: int, p0: int, p1: int, singly: bool) -> None:
-        """singly: every other position of the range, all at once."""
-        places = np.arange(max(p0, 0), p1 if p1 >= 0 else self.naive.pos_max(seq), 2)
+        """singly: some positions of the range, each without its neighbours, all at once."""
+        places = np.arange(max(p0, 0), p1 if p1 >= 0 else self.naive.pos_max(seq), 2)[:3]
         if not singly or not 0 <= seq < self.n_seq or not len(places):
             self.change("seq_rm", seq, p0, p1)
             return

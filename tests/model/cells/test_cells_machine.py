@@ -213,7 +213,8 @@ def test_cells_against_the_naive_ones(tiny: kvg.Model) -> None:
     assert counts["steps"] >= MIN_STEPS * SHARE
     # else the machine idles, and proves nothing
     assert counts["looks"] >= 500
-    assert min(counts["holds"], counts["attached"], counts["released"], counts["cells only held"]) >= 100
+    least = 100 if SHARE == 1 else 10  # in few runs
+    assert min(counts["holds"], counts["attached"], counts["released"], counts["cells only held"]) >= least
     assert min(counts["shared decodes"], counts["copies"]) >= 50
     assert counts["repair done"] >= 100
     if SHARE > 1:

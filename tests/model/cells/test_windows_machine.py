@@ -225,11 +225,13 @@ def test_a_window_against_the_naive_one(model_file: Callable[[ModelSpec], Path])
     ):
         run_state_machine_as_test(WindowsMachine, settings=limits)
     counts = Counter({name: n * SHARE for name, n in WindowsMachine.counts.items()})
-    assert counts["steps"] >= 20_000
-    assert counts["lost"] >= counts["steps"] // 4
+    assert counts["steps"] >= 20_000 // (1 if SHARE == 1 else 2)
+    assert counts["lost"] >= counts["steps"] // (4 if SHARE == 1 else 10)
+    assert min(counts["decode done"], counts["seq_add done"], counts["repair done"]) >= 100
+    if SHARE > 1:
+        return
+    # what is rare is a tenth as often by some seeds as by others
     assert min(counts["seq_rm InvalidArgumentError"], counts["seq_add UnsupportedError"]) >= 10
     assert min(counts["back to a checkpoint"], counts["checkpoints moved"]) >= 10
-    assert min(counts["decode done"], counts["seq_add done"], counts["seq_div done"], counts["loads"]) >= 100
-    assert counts["loads of checkpoints"] >= 10
-    assert counts["repair done"] >= 100
-    assert SHARE > 1 or counts["repaired over a checkpoint"] >= 10
+    assert min(counts["seq_div done"], counts["loads"]) >= 100
+    assert min(counts["loads of checkpoints"], counts["repaired over a checkpoint"]) >= 10
