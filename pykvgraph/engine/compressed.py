@@ -34,6 +34,11 @@ class Prefix(NamedTuple):
     adapters: Active
 
     @property
+    def origin(self) -> Origin:
+        """Of what is made of it."""
+        return Origin(self.salt, self.ids)
+
+    @property
     def compressed_salt(self) -> bytes:
         """Of texts that begin with its compressed form: nobody else finds their cells."""
         return block.edited(self.salt, b"compressed", self.ids.tobytes(), b"", 0)
@@ -166,16 +171,12 @@ class CompressedPrefixes:
 
     def forget(self, ids: array[int], salt: bytes) -> None:
         """Gives up what is made of a text's first tokens, or was to be."""
-
-        def is_of_it(prefix: Prefix) -> bool:
-            return prefix.salt == salt and ids[: len(prefix.ids)] == prefix.ids
-
-        if self._job is not None and is_of_it(self._job.prefix):
+        if self._job is not None and self._job.prefix.origin.begins(ids, salt):
             self._drop_job()
-        for kept in [each for each in self._kept.values() if is_of_it(each.prefix)]:
+        for kept in [each for each in self._kept.values() if each.prefix.origin.begins(ids, salt)]:
             del self._kept[kept.prefix.compressed_salt]
             self._empty(kept.seq)
-        for key in [key for key, prefix in self._noted.items() if is_of_it(prefix)]:
+        for key in [key for key, prefix in self._noted.items() if prefix.origin.begins(ids, salt)]:
             del self._noted[key]
 
     def _begin(self) -> None:

@@ -124,6 +124,10 @@ class Origin(NamedTuple):
     salt: bytes
     ids: array[int]
 
+    def begins(self, ids: array[int], salt: bytes) -> bool:
+        """Whether a text under a salt begins with these tokens."""
+        return self.salt == salt and ids[: len(self.ids)] == self.ids
+
 
 class Root(Node):
     """Where texts under a salt begin; it has no tokens, and no hold.
@@ -147,7 +151,7 @@ class Root(Node):
 
     def is_made_of(self, ids: array[int], salt: bytes) -> bool:
         """Whether it is an edit of a text that this one begins with."""
-        return any(of.salt == salt and ids[: len(of.ids)] == of.ids for of in self.made_of)
+        return any(of.begins(ids, salt) for of in self.made_of)
 
 
 class Point:
