@@ -20,6 +20,7 @@ import shapes  # noqa: F401 puts tests/ on the path
 from support.architectures import ArchSpec, write_architecture
 from support.recurrent import DELTA_NET
 from support.soak import Soak, has_faults, soak_of_few_cells
+from support.soak_of_prefixes import PrefixSoak
 
 import pykvgraph as kvg
 
@@ -59,19 +60,27 @@ def main() -> None:
                 print(f"seed {seed}, {model.arch}: ", end="", flush=True)
                 # every fifth round takes as many cells as fit, where few do
                 is_auto = seed % 5 == 4
-                soak = (
+                show(
                     soak_of_few_cells(model, seed, draft)
                     if is_auto
-                    else Soak(model, seed, seed % 2 == 1, draft)
+                    else Soak(model, seed, seed % 2 == 1, draft),
+                    may_lack=seed % 2 == 1 and not is_auto,
                 )
-                soak.vary_drafts()
-                soak.run(N_STEPS, faults=has_faults())
-                stats = soak.engine.stats()
-                soak.close()
-                assert stats.n_preempted == 0 or (seed % 2 == 1 and not is_auto), "a text lacked cells"
-                print(f"{stats.accepted} of {stats.drafted} draft tokens held, ", end="")
-                print(f"{stats.decoded_tokens} tokens, {soak.n_failed} requests failed, {rss_kib()} KiB")
+            print(f"seed {seed}, compressed prefixes: ", end="", flush=True)
+            show(PrefixSoak(models[0], seed, seed % 2 == 1), may_lack=seed % 2 == 1)
             seed += 1
+
+
+def show(soak: Soak, may_lack: bool) -> None:
+    """Runs it, and prints what it did. may_lack: whether texts may have to wait for cells."""
+    soak.vary_drafts()
+    soak.run(N_STEPS, faults=has_faults())
+    stats = soak.engine.stats()
+    soak.close()
+    assert stats.n_preempted == 0 or may_lack, "a text lacked cells"
+    print(f"{stats.accepted} of {stats.drafted} draft tokens held, {soak.n_forgotten} forgotten, ", end="")
+    print(f"{soak.n_edited} from approximate cells, ", end="")
+    print(f"{stats.decoded_tokens} tokens, {soak.n_failed} requests failed, {rss_kib()} KiB")
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ class Asked:
     request: kvg.Request
     prompt: list[int]
     params: kvg.SamplingParams
+    forgets: bool = False
 
 
 class Soak:
@@ -54,6 +55,7 @@ class Soak:
         overcommit: bool,
         draft: Literal["ngram"] | kvg.Model | None = None,
         n_ctx: int | Literal["auto"] = N_CTX,
+        **options: Any,
     ) -> None:
         self.rng = random.Random(chance.seed(seed))
         self.model = model
@@ -68,10 +70,13 @@ class Soak:
             defrag_threshold=0.1,
             draft=draft,
             **F32,
+            **options,
         )
         self.shared = [self._ids(120) for _ in range(4)]
         self.asked: list[Asked] = []
         self.n_failed = 0
+        self.n_forgotten = 0  # tokens
+        self.n_edited = 0  # tokens of answers that came from cells which are approximate
         self.sites: tuple[str, ...] = SITES
 
     def vary_drafts(self) -> None:
@@ -129,13 +134,17 @@ class Soak:
         salt = rng.choice([b"", b"", b"a", b"%d" % rng.randrange(99)])
         window = None
         if params.n_seqs == 1 and self.engine.can_shift and rng.random() < 0.4:
-            window = kvg.Window(len(prompt) + rng.randrange(8, 30), rng.randrange(40))
+            forget = rng.choice([None, "keydiff", "window"]) if len(prompt) > 70 else None
+            room = rng.randrange(8, 30) if forget is None else rng.randrange(2, 8)
+            window = kvg.Window(len(prompt) + room, rng.randrange(40), forget=forget)
         request = self.engine.submit(prompt, params, salt=salt, window=window)
-        self.ask(request, prompt, params)
+        self.ask(request, prompt, params, window is not None and window.forget is not None)
 
-    def ask(self, request: kvg.Request, prompt: list[int], params: kvg.SamplingParams) -> None:
+    def ask(
+        self, request: kvg.Request, prompt: list[int], params: kvg.SamplingParams, forgets: bool = False
+    ) -> None:
         """It was accepted, and has to end."""
-        self.asked.append(Asked(request, prompt, params))
+        self.asked.append(Asked(request, prompt, params, forgets))
 
     def park(self, request: kvg.Request) -> None:
         """Or lets it go on, if it is parked."""
@@ -155,12 +164,15 @@ class Soak:
         stepper = self.engine._loop.stepper
         kv, index, running = self.engine.context.kv, stepper._index, stepper._scheduler.running
         nodes = list(nodes_of(index))
-        lengths = [0] * N_SEQ_MAX
+        lengths = dict.fromkeys(set(range(self.engine.context.n_seq_max)) - self.others(), 0)
         for sequence in running:
             for tip in sequence.tips:
                 lengths[tip.seq] = tip.position
-        for seq, n in enumerate(lengths):
+        for seq, n in lengths.items():
             assert kv.seq_pos_max(seq) == n - 1
+        for sequence in running:
+            if sequence.window is not None:
+                assert kv.seq_count(sequence.seq, -1, -1).n_cells <= sequence.window.n_ctx
         assert index.n_nodes == len(nodes)
         assert sum(len(node.points) for node in (*nodes, *index._roots.values())) == index.n_points
         pins = dict.fromkeys(map(id, (*nodes, *index._roots.values())), 0)
@@ -178,6 +190,10 @@ class Soak:
                 n_drafted = sum(len(kv.checkpoints(seq)) for seq in range(N_SEQ_MAX))
                 assert kv.cells(number).held.sum() == index.n_points + n_drafted
 
+    def others(self) -> set[int]:
+        """Sequences with cells that are no running text's."""
+        return set()
+
     def check_answer(self, asked: Asked) -> None:
         """An error is that of a fault; who had none says what it says alone."""
         try:
@@ -187,6 +203,8 @@ class Soak:
             return
         assert len(completions) == asked.params.n
         for each in completions:
+            self.n_forgotten += each.n_discarded if asked.forgets else 0
+            self.n_edited += each.cache.edited
             assert each.finish_reason in ("stop", "length", "cancelled")
             assert each.finish_reason != "length" or len(each.tokens) == asked.params.max_tokens
             if asked.params.beam_width > 1:

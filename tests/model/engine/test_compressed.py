@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import chance
 from support.architectures import ArchSpec
 from support.engines import ids_of, open_context
 from support.faults import fault
-from support.soak import F32
+from support.soak import F32, has_faults
+from support.soak_of_prefixes import PrefixSoak
 
 import pykvgraph as kvg
 from pykvgraph.context.repetition import Repetition
@@ -260,3 +262,14 @@ def test_where_it_can_not_be(small: kvg.Model, architecture: Callable[[ArchSpec]
         pytest.raises(kvg.UnsupportedError, match="window"),
     ):
         engine_of(model)
+
+
+@pytest.mark.parametrize("overcommit", [False, True])
+def test_nothing_is_lost_or_left(small: kvg.Model, overcommit: bool) -> None:
+    """Beside texts that forget, and under faults, who didn't ask gets exact cells alone."""
+    soak = PrefixSoak(small, 2 + overcommit, overcommit)
+    soak.run(1000 if chance.THOROUGH else 200, faults=has_faults())
+    if chance.THOROUGH:
+        assert soak.n_forgotten > 0
+        assert soak.n_edited > 0 or overcommit  # cells are rarely empty then
+    soak.close()
