@@ -36,16 +36,24 @@ OF_ENGINE = (
     "draft-simple with -md, draft-mtp with an assistant there or a draft head in the model's file, else none"
 )
 
-_OPTIONS = (
-    option(
+
+def model_draft_option(text: str) -> Callable[[Command], Command]:
+    """-md; text: what --help says of it."""
+    return option(
         "-md",
         "--model-draft",
         "--spec-draft-model",
         "model_draft",
         type=click.Path(exists=True, dir_okay=False),
         metavar="FILE",
-        help="A smaller GGUF file of the same vocabulary, or the model's assistant (gemma4-assistant), which "
-        "proposes tokens; texts stay as they are.",
+        help=text,
+    )
+
+
+_OPTIONS = (
+    model_draft_option(
+        "A smaller GGUF file of the same vocabulary, or the model's assistant (gemma4-assistant), which "
+        "proposes tokens; texts stay as they are."
     ),
     option(
         "-hfd",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pykvgraph.checks import size_text
-from pykvgraph.cli.draft import spec_type_of, spec_type_option
+from pykvgraph.cli.draft import draft_arguments, model_draft_option, spec_type_of, spec_type_option
 from pykvgraph.cli.show import new_table, print_json, print_table, safe_cell
 from pykvgraph.cli.verb import (
     Verb,
@@ -71,7 +71,8 @@ _TIMED_CELLS = 4096  # of a cache in which steps are measured
 @cache_type_options
 @swa_option
 @where_options
-@spec_type_option("draft-mtp where the model's file has a draft head, else none")
+@spec_type_option("draft-mtp where the model's file has a draft head, or with -md, else none")
+@model_draft_option("The model's assistant (gemma4-assistant), which drafts for it.")
 @option("--time", "is_timed", is_flag=True, help="Also load the model, and measure how long steps last.")
 @plot_option("Also draw what more or fewer cells take, and with --time what was measured.")
 @json_option
@@ -81,6 +82,7 @@ def plan(
     n_ctx: int | None,
     margin: int,
     spec_type: str | None,
+    model_draft: str | None,
     is_timed: bool,
     as_json: bool,
     plot: str | None,
@@ -89,10 +91,11 @@ def plan(
     """Show how large a cache the memory has room for.
 
     Nothing is loaded, unless --time is given. Each size is planned as a context would allocate it: weights,
-    cells, graphs. A draft head of the model's own counts, unless --spec-type none leaves it out; no draft
-    model and no assistant does. What may be taken is --margin per cent less than what is free: on a device
-    what the device tells, on the host the least of what the kernel has, of what control groups leave, and of
-    ulimit. `-c auto` of other verbs, and n_ctx="auto" in Python, take what is found here.
+    cells, graphs. A draft head of the model's own counts, unless --spec-type none leaves it out, and so does
+    an assistant; another draft model has a plan of its own. What may be taken is --margin per cent less than
+    what is free: on a device what the device tells, on the host the least of what the kernel has, of what
+    control groups leave, and of ulimit. `-c auto` of other verbs, and n_ctx="auto" in Python, take what is
+    found here.
 
     With --time, steps of a few sizes are measured in a second or two, and remembered for the file, the
     devices and the settings; a line through them says how long a prompt and a token take.
@@ -104,8 +107,10 @@ def plan(
     with GgufFile(model, kv_overrides=where.kv_overrides) as file:
         info = file.model_info()
     most = n_ctx or info.n_ctx_train * sizes["n_seq_max"]
-    has_head = spec_type_of(spec_type, None, model, where.kv_overrides) == "draft-mtp"
-    of_model = {**where.model(), "draft_heads": has_head}
+    kind = spec_type_of(spec_type, model_draft, model, where.kv_overrides)
+    if kind == "draft-simple":
+        raise click.UsageError("-md: a draft model has a plan of its own, only an assistant counts here")
+    of_model = {**where.model(), **draft_arguments(kind, model_draft)}
     arguments = {**of_model, **where.context(), **sizes}
     fit = fit_n_ctx(model, most, margin=margin, **arguments)
     chosen = (sizes["type_k"], sizes["type_v"])

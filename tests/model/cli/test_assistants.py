@@ -13,7 +13,10 @@ import pytest
 from click.testing import CliRunner
 from support.architectures import ArchSpec
 from support.assistants import crafted_pair
+from support.kept_graphs import grow_graphs
+from support.planned import decode_apart
 
+import pykvgraph as kvg
 from pykvgraph.cli import main
 from pykvgraph.cli.draft import draft_arguments, spec_type_of
 from pykvgraph.server.engine_spec import EngineSpec
@@ -84,3 +87,25 @@ def test_inspect_says_what_it_is_for(pair: tuple[str, str]) -> None:
     done = CliRunner().invoke(main, ["inspect", pair[1]])
     assert done.exit_code == 0, done.output
     assert "those of a gemma4 model of width 64" in done.output
+
+
+def test_plan_counts_it(pair: tuple[str, str]) -> None:
+    """As what is held when both are loaded and it has drafted; another draft model has a plan of its own."""
+    model, assistant = pair
+    run_of = ["plan", "-m", model, "-dev", "none", "-c", "400", "-b", "64", "-ub", "64"]
+    done = CliRunner().invoke(main, [*run_of, "--json", "-md", assistant])
+    assert done.exit_code == 0, done.output
+    (part,) = json.loads(done.stdout)["parts"]
+    with (
+        kvg.Model(model, device="cpu", assistant=assistant) as loaded,
+        kvg.Context(loaded, n_ctx=400, n_batch=64, n_ubatch=64) as ctx,
+    ):
+        grow_graphs(ctx)
+        decode_apart(ctx)
+        ctx.draft([(0, 5, 2)])
+        (held,) = ctx.devices
+    for kind in ("weight_bytes", "cache_bytes", "compute_bytes"):
+        planned, taken = part[kind], getattr(held, kind)
+        assert taken <= planned <= 1.02 * taken, kind
+    done = CliRunner().invoke(main, [*run_of, "-md", model])
+    assert done.exit_code == 2 and "a plan of its own" in done.output
