@@ -11,13 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pykvgraph.checks import Integers, flag, integer, integers, real, shown, text_bytes
-from pykvgraph.context.context import Context
+from pykvgraph.checks import Integers, flag, integer, integers, shown, text_bytes
 from pykvgraph.context.context_shift import can_move
 from pykvgraph.context.pooling import Pooling
 from pykvgraph.engine import embedding, ranking
 from pykvgraph.engine.commands import ForgetText, Park, Prepare, Submit
-from pykvgraph.engine.compressed import N_KEPT
 from pykvgraph.engine.context_window import Window
 from pykvgraph.engine.loop import Loop, close_loop
 from pykvgraph.engine.new_text import (
@@ -28,25 +26,20 @@ from pykvgraph.engine.new_text import (
     require_shift,
     terms_of,
 )
+from pykvgraph.engine.options import EngineOptions
 from pykvgraph.engine.prefix_edits import EditedPrefix, PrefixEdit, checked_spans
 from pykvgraph.engine.prefix_files import PrefixFiles
 from pykvgraph.engine.prepared_text import Preparation
 from pykvgraph.engine.request import Request
-from pykvgraph.engine.sizes import MemoryBudget, sizes_for
-from pykvgraph.engine.speculation.drafters import draft_model_of, drafter_of, kind_of
-from pykvgraph.engine.speculation.speculation import MOST_ROWS, Speculation
-from pykvgraph.engine.step import Stepper
 from pykvgraph.engine.types import EngineLook, EngineStats, Pin
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, NotCopied, UnsupportedError
 from pykvgraph.kv_cache.saved.file import write_file
 from pykvgraph.model.adapter import Active, Adapter, checked_adapters, key_of, pairs_of
 from pykvgraph.model.model import Model
-from pykvgraph.params.params import MARGIN, SamplingParams
-from pykvgraph.plan.memory_model import SPECULATION_SHARE
+from pykvgraph.params.params import SamplingParams
 from pykvgraph.prefix import block
 from pykvgraph.prefix.prefix_file import SavedPrefix, pack, read
 from pykvgraph.sequence.edits import REPAIR
-from pykvgraph.sequence.sequence import EVERY
 from pykvgraph.tiers.options import Tiers
 from pykvgraph.tiers.record import Name, Record, read_header
 from pykvgraph.tiers.rows import Saver, Sink
@@ -96,95 +89,54 @@ class Engine(NotCopied):
         self,
         model: Model,
         *,
-        n_ctx: int | Literal["auto"] = "auto",
-        n_seq_max: int = 16,
-        n_batch: int = 512,
-        prefix_cache: bool = True,
-        overcommit: bool = False,
-        max_itl: float | None = None,
-        draft: Literal["ngram", "mtp"] | Model | None = None,
-        draft_max: int = 16,
-        draft_share: float = SPECULATION_SHARE,
-        cache_reuse: int = 0,
-        tiers: Tiers | None = None,
-        memory_share: float = 1.0,
-        margin: int = MARGIN,
-        background: bool = True,
-        adapters: Iterable[tuple[Adapter, float]] = (),
-        pin_cells: int | None = None,
-        prefix_compress: float | None = None,
+        n_ctx: int | Literal["auto"] = EngineOptions.n_ctx,
+        n_seq_max: int = EngineOptions.n_seq_max,
+        n_batch: int = EngineOptions.n_batch,
+        prefix_cache: bool = EngineOptions.prefix_cache,
+        overcommit: bool = EngineOptions.overcommit,
+        max_itl: float | None = EngineOptions.max_itl,
+        draft: Literal["ngram", "mtp"] | Model | None = EngineOptions.draft,
+        draft_max: int = EngineOptions.draft_max,
+        draft_share: float = EngineOptions.draft_share,
+        cache_reuse: int = EngineOptions.cache_reuse,
+        tiers: Tiers | None = EngineOptions.tiers,
+        memory_share: float = EngineOptions.memory_share,
+        margin: int = EngineOptions.margin,
+        background: bool = EngineOptions.background,
+        adapters: Iterable[tuple[Adapter, float]] = EngineOptions.adapters,
+        pin_cells: int | None = EngineOptions.pin_cells,
+        prefix_compress: float | None = EngineOptions.prefix_compress,
         **context: Any,
     ) -> None:
         if not isinstance(model, Model):
             raise InvalidArgumentError(f"model must be a pykvgraph.Model, got {shown(model)}")
         self.adapters = pairs_of(adapters)
-        own = {"checkpoint_cells", "checkpoint_bytes"} & context.keys()
-        if own:
-            raise InvalidArgumentError(f"{min(own)}: the engine sizes it itself")
-        n_cells = None if isinstance(n_ctx, str) and n_ctx == "auto" else integer(n_ctx, "n_ctx", 1)
-        n_seq_max = integer(n_seq_max, "n_seq_max", 1)
-        if max_itl is not None:
-            max_itl = real(max_itl, "max_itl", 1e-6, 1e6)
-        n_ubatch = context.pop("n_ubatch", min(integer(n_batch, "n_batch"), 512))
-        batch = {"n_batch": n_batch, "n_ubatch": n_ubatch}
-        draft_max = integer(draft_max, "draft_max", 1)
-        kind = kind_of(draft, model)
-        if kind is not None:  # each text asks for the logits of its last token and of every draft
-            batch["n_outputs_max"] = n_seq_max * (1 + draft_max)
-        draft_share = real(draft_share, "draft_share", 0.0, 1.0)
-        budget = MemoryBudget(real(memory_share, "memory_share", 1e-6, 1.0), integer(margin, "margin", 0, 99))
-        shares, cache_reuse = flag(prefix_cache, "prefix_cache"), integer(cache_reuse, "cache_reuse", 0)
-        n_pinned = None if pin_cells is None else integer(pin_cells, "pin_cells", 0)
-        share = None if prefix_compress is None else real(prefix_compress, "prefix_compress", 0.05, 0.95)
-        if share is not None and not shares:
-            raise InvalidArgumentError("prefix_compress: nothing is cached without prefix_cache")
-        n_seqs = n_seq_max + (0 if share is None else N_KEPT)
-        overcommit, background = flag(overcommit, "overcommit"), flag(background, "background")
-        if tiers is not None and not (isinstance(tiers, Tiers) and shares):
-            raise InvalidArgumentError(
-                f"tiers must be pykvgraph.Tiers, with prefix_cache, got {shown(tiers)}"
-            )
-        if cache_reuse and not shares:
-            raise InvalidArgumentError("cache_reuse: nothing is cached without prefix_cache")
-        second = draft_model_of(draft, model, {**context, **batch, "n_seq_max": n_seqs})
-        n_states = min(draft_max, MOST_ROWS) if kind is not None else 0
-        context["adapters"] = self.adapters
-        sizes = sizes_for(model, n_cells, n_seq_max, batch, n_states, budget, second, **context)
+        options = EngineOptions(
+            n_ctx=n_ctx,
+            n_seq_max=n_seq_max,
+            n_batch=n_batch,
+            prefix_cache=prefix_cache,
+            overcommit=overcommit,
+            max_itl=max_itl,
+            draft=draft,
+            draft_max=draft_max,
+            draft_share=draft_share,
+            cache_reuse=cache_reuse,
+            tiers=tiers,
+            memory_share=memory_share,
+            margin=margin,
+            background=background,
+            adapters=self.adapters,
+            pin_cells=pin_cells,
+            prefix_compress=prefix_compress,
+            context=context,
+        )
         self.model = model
-        self.context = Context(model, **{**context, **batch, "n_seq_max": n_seqs, **sizes.context})
-        self._n_seq_max = n_seq_max
+        self.context, stepper = options.open(model)
+        self._n_seq_max = options.n_seq_max
         self._adapters = self.context.adapters
         self._tokenizer = model.tokenizer if model.has_tokenizer else None
-        try:
-            if tiers is not None and self.context.kv.ages:
-                raise UnsupportedError(
-                    "tiers: rows that age can't be taken out of the cache; use one type for K and one for V"
-                )
-            if cache_reuse and not self.can_shift:
-                raise UnsupportedError(
-                    "cache_reuse: this model's cache can't be shifted: nothing can be moved"
-                )
-            speculation = None
-            if kind is not None and sizes.has_draft:
-                every = EVERY if shares and sizes.n_points else 0
-                drafter = drafter_of(kind, self.context, second, sizes.n_ctx)
-                speculation = Speculation(drafter, draft_max, draft_share, every)
-            stepper = Stepper(
-                self.context,
-                n_points=sizes.n_points,
-                shares=shares,
-                overcommit=overcommit,
-                max_itl=max_itl,
-                speculation=speculation,
-                reuse=cache_reuse,
-                tiers=tiers,
-                n_pinned=self.context.n_ctx // 4 if n_pinned is None else n_pinned,
-                compress=share,
-            )
-        except BaseException:
-            self.context.close()
-            raise
-        self._loop = Loop(self.context, stepper, background)
+        self._loop = Loop(self.context, stepper, options.background)
         self._finalizer = weakref.finalize(self, close_loop, self._loop)
 
     @property
