@@ -22,7 +22,8 @@ from pykvgraph.prefix.node import ALL, Origin
 N_KEPT = 4  # compressed prefixes at a time; each has a sequence of the cache
 LEAST = 512  # tokens of a prefix: shorter ones are read soon
 _N_USES = 2  # texts that found it in the cache
-_N_AT_ONCE = 64  # tokens that are read between two looks at whether somebody has come
+_N_AT_ONCE = 4  # tokens that are read between two looks at whether somebody has come
+_LEAST_PART = 64  # tokens that there must be room for
 _N_NOTED = 16  # prefixes that wait for their turn
 
 
@@ -185,7 +186,7 @@ class CompressedPrefixes:
         index, n = self._running_set.index, len(prefix.ids)
         found = index.find(prefix.ids, n, prefix.salt)
         n_part = min(N_PART, n_of_part(self._ctx, n))
-        if found.n < n or n_part < _N_AT_ONCE:
+        if found.n < n or n_part < _LEAST_PART:
             return
         if not self._free:
             self.give_up()

@@ -17,7 +17,7 @@ class PrefixSoak(Soak):
     """Requests that begin alike, of which half take a compressed prefix; at times none comes for long."""
 
     def __init__(self, model: kvg.Model, seed: int, overcommit: bool) -> None:
-        self._least = mock.patch.multiple(compressed, LEAST=_N_TOKENS // 2, _N_AT_ONCE=16)
+        self._least = mock.patch.multiple(compressed, LEAST=_N_TOKENS // 2, _LEAST_PART=16, _N_AT_ONCE=16)
         self._least.start()
         super().__init__(model, seed, overcommit, prefix_compress=0.5)
         self._n_quiet = 0

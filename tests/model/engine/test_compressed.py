@@ -24,7 +24,7 @@ from pykvgraph.engine.compressed import N_KEPT
 N = 544  # whole blocks
 EVERY = kvg.SamplingParams(max_tokens=1, top_logprobs=500)
 BRIEF = kvg.SamplingParams(max_tokens=3)
-PART = 64  # tokens that are read between two looks at whether somebody has come
+PART = 4  # tokens that are read between two looks at whether somebody has come
 
 
 def engine_of(model: kvg.Model, **options: Any) -> kvg.Engine:
@@ -112,11 +112,11 @@ def test_it_is_forgotten_with_the_prefix(small: kvg.Model) -> None:
         used(engine, others)
         rest(engine)
         assert kept.n_kept == 1
-        for n_steps in (0, 3, 100):  # it waits, is being read, is kept
+        for n_steps in (0, 3, 1000):  # it waits, is being read, is kept
             texts = used(engine, asked)
             for _ in range(n_steps):
                 engine.step()
-            assert (kept.has_work, kept.n_kept) == ((False, 2) if n_steps == 100 else (True, 1))
+            assert (kept.has_work, kept.n_kept) == ((False, 2) if n_steps == 1000 else (True, 1))
             for text in texts:
                 engine.forget_prefix(text)
             assert (kept.has_work, kept.n_kept) == (False, 1)
