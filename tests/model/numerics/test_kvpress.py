@@ -15,11 +15,13 @@ import pytest
 from support import arch_tensors, models
 from support.architectures import ArchSpec
 from support.engines import open_context, random_ids
+from support.judge import nmse
 from support.models import N_VOCAB, SMALL, ModelSpec
 from support.naive_scores import Floats, lowest
 
 import pykvgraph as kvg
 from pykvgraph.context.cell_scores import POLICIES, TextCells
+from pykvgraph.context.forgetting import N_RECENT, N_SINKS
 from pykvgraph.context.second_reading import read_again
 
 torch: Any = pytest.importorskip("torch", reason="kvpress is compared where torch is installed")
@@ -102,7 +104,8 @@ def scores_of(press: Any, model: Any) -> tuple[Floats, Any]:
 
 @pytest.mark.parametrize("spec", [SMALL, QWEN3], ids=["llama", "qwen3"])
 @pytest.mark.parametrize(
-    ("policy", "press", "n_scored"), [("keydiff", "KeyDiffPress", N), ("snapkv", "SnapKVPress", N - 64)]
+    ("policy", "press", "n_scored"),
+    [("keydiff", "KeyDiffPress", N), ("snapkv", "SnapKVPress", N - 64), ("tova", "TOVAPress", N - 1)],
 )
 def test_as_kvpress(
     model_file: Callable[[ModelSpec], Path],
@@ -119,8 +122,49 @@ def test_as_kvpress(
     with kvg.Model(path, device="cpu") as model, open_context(model, **options) as ctx:
         text = kvg.Sequence(ctx)
         assert text.set(IDS).last.logits == pytest.approx(logits, abs=1e-3)
-        read_again(ctx, 0, IDS[-64:])
+        read_again(ctx, 0, IDS[-(N - n_scored or 1) :])
         ours = POLICIES[policy].score(TextCells(ctx, 0))
         assert ours[:n_scored] == pytest.approx(expected[:n_scored], abs=1e-6, rel=1e-3)
         gone = text.forget(N // 2, policy).positions
         assert gone == tuple(lowest(expected, N // 2))
+
+
+@pytest.mark.parametrize("spec", [SMALL, QWEN3], ids=["llama", "qwen3"])
+@pytest.mark.parametrize(("policy", "press"), [("keydiff", "KeyDiffPress"), ("snapkv", "SnapKVPress")])
+def test_logits_as_with_kvpress(
+    model_file: Callable[[ModelSpec], Path],
+    architecture: Callable[[ArchSpec], Path],
+    spec: ModelSpec | ArchSpec,
+    policy: str,
+    press: str,
+) -> None:
+    """It lets each head of each layer choose, as composite cells do: the same logits behind half of the cells.
+
+    The first 4 and the last 64 tokens stay, by scores that nothing reaches. (TOVA chooses once for all heads
+    of a layer there.)
+    """
+
+    class Keeping(getattr(kvpress, press)):  # type: ignore[misc]
+        def score(self, *arguments: Any, **others: Any) -> Any:
+            found = super().score(*arguments, **others).clone()
+            found[..., :N_SINKS] = found[..., -N_RECENT:] = torch.inf
+            return found
+
+    model, cache = theirs(spec), transformers.DynamicCache()
+    with torch.no_grad():
+        with Keeping(compression_ratio=0.5)(model):
+            model(torch.tensor([IDS]), past_key_values=cache)
+        assert cache.get_seq_length() == N // 2
+        at = torch.tensor([N])
+        rows = model(torch.tensor([[7]]), past_key_values=cache, position_ids=at[None], cache_position=at)
+    path = model_file(spec) if isinstance(spec, ModelSpec) else architecture(spec)
+    options: dict[str, Any] = {"n_ctx": 256, "n_batch": 256, "type_k": "f32", "type_v": "f32"}
+    with kvg.Model(path, device="cpu") as loaded, open_context(loaded, **options) as ctx:
+        text = kvg.Sequence(ctx)
+        before = text.set([*IDS, 7]).last.logits
+        text.go_back(N)
+        assert text.forget(N // 2, policy, composite=True).n_left == N // 2
+        found = text.set([*IDS, 7]).last.logits
+    expected = rows.logits[0, -1].numpy()
+    assert nmse(found, expected) < 1e-8
+    assert nmse(before, expected) > 1e-4  # forgetting is seen
