@@ -138,7 +138,7 @@ def test_logits_as_with_kvpress(
     policy: str,
     press: str,
 ) -> None:
-    """It lets each head of each layer choose, as composite cells do: the same logits behind half of the cells.
+    """It lets each head of each layer choose, as composite cells do: the same logits behind half of them.
 
     The first 4 and the last 64 tokens stay, by scores that nothing reaches. (TOVA chooses once for all heads
     of a layer there.)
