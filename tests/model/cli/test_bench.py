@@ -241,6 +241,14 @@ def test_a_quantized_cache(model_file: ModelFile) -> None:
     assert [row["engine"] for row in rows] == ["pykvgraph", LIBLLAMA[0]] * 2
 
 
+def test_a_cache_whose_types_fall_with_age(model_file: ModelFile) -> None:
+    """Its depth is decoded each time, as it can't be saved."""
+    arguments = "-p 0 -n 2 -d 200 -r 2 -o json -ctk f16:q4_0@128 -ctv f16:q4_0@128"
+    result = bench(model_file(EVEN_BLOCKS), arguments)
+    assert result.exit_code == 0, result.output
+    assert [row["depth"] for row in json.loads(result.stdout)["results"]] == [200]
+
+
 def test_a_table_for_people(stories: Path) -> None:
     lines = bench(stories, "-p 8 -n 4 -r 2").stdout.splitlines()
     assert lines[0].startswith("llama, 0.3 M parameters")
