@@ -13,7 +13,7 @@ from pykvgraph.context.batch import Batch
 from pykvgraph.context.context_shift import require_room
 from pykvgraph.context.document import Document, empty_sequence, require_holdable
 from pykvgraph.context.second_reading import require_going_back
-from pykvgraph.errors import InvalidArgumentError, KVGraphError
+from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError
 from pykvgraph.sequence.sequence import TokenSequence
 from pykvgraph.sequence.tokens import DecodedTokens
 
@@ -121,18 +121,32 @@ class Sequence(TokenSequence):
 
         Each sees the text as it is before it. Tokens that follow on exact ones are exact then. Raises
         InvalidArgumentError for a span that isn't within the text, has several tokens on one position, or has
-        a part of the tokens of composite cells (forget(composite=True)); these go when all are repaired. And
-        what Context.decode raises: what earlier batches repaired stays repaired.
+        a part of the tokens of composite cells (forget(composite=True)); these go when all are repaired, and
+        CacheFullError comes before. And what Context.decode raises: what earlier batches repaired stays
+        repaired.
         """
         self._begin_edit()
         numbers: set[int] = set()
         for begin, end in integer_rows(spans, "spans", ("begin", "end"), len(self)):
             numbers.update(range(begin, integer(end, "end", begin)))
-        for composite in self._whole_composites(numbers):
-            last = self.positions.of(composite.stop - 1)
-            self._ctx.kv.seq_rm(self._seq, last, last + 1)
+        for span in self._whole_composites(numbers):
+            self._give_up_composite(span, len(numbers))
         for part in self._batches(sorted(numbers)):
             self._decode_again(self._tokens, part)
+
+    def _give_up_composite(self, span: range, n_decoded: int) -> None:
+        """Empties the composite cells of these tokens, which are decoded then, of n_decoded in all."""
+        kv, last = self._ctx.kv, self.positions.of(span.stop - 1)
+        n_more = len(span) + min(n_decoded - len(span), self._ctx.n_batch)
+        if self._earlier is not None:
+            self._earlier.make_room(n_more)
+        n_free = kv.n_free + kv.seq_count(self._seq, last, last + 1).n_cells
+        if n_free < n_more:
+            raise CacheFullError(
+                f"tokens {span.start} to {span.stop - 1} share composite cells: to decode them takes {n_more} "
+                f"cells, and {n_free} would be empty. Use a larger n_ctx, or free other texts"
+            )
+        kv.seq_rm(self._seq, last, last + 1)
 
     def _begin_edit(self) -> None:
         self._recover()

@@ -316,6 +316,19 @@ def test_the_text_stays_and_goes_as_a_whole(ctx: kvg.Context, small: kvg.Model) 
         assert nmse(text.append(7).logits, expected) < SAME
 
 
+def test_a_repair_without_room_leaves_them(small: kvg.Model) -> None:
+    with open_context(small, n_seq_max=2, **OPTIONS) as ctx:
+        text = forgotten(ctx)
+        kvg.Sequence(ctx, 1).set(IDS[: ctx.kv.n_free - 4])
+        before = positions(ctx)
+        with pytest.raises(kvg.CacheFullError, match="share composite cells: to decode them"):
+            text.repair([(N_SINKS, N)])
+        assert (positions(ctx), text.approximate_from) == (before, N_SINKS)
+        ctx.kv.seq_rm(1, -1, -1)
+        text.repair([(N_SINKS, N - N_RECENT)])
+        assert positions(ctx) == list(range(N))
+
+
 def test_edits_beside_them(ctx: kvg.Context) -> None:
     text = forgotten(ctx)
     text.remove(N - 20, N - 10, repair=0)
