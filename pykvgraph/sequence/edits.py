@@ -143,8 +143,8 @@ class Sequence(TokenSequence):
         n_free = kv.n_free + kv.seq_count(self._seq, last, last + 1).n_cells
         if n_free < n_more:
             raise CacheFullError(
-                f"tokens {span.start} to {span.stop - 1} share composite cells: to decode them takes {n_more} "
-                f"cells, and {n_free} would be empty. Use a larger n_ctx, or free other texts"
+                f"tokens {span.start} to {span.stop - 1} share composite cells: to decode them takes "
+                f"{n_more} cells, and {n_free} would be empty. Use a larger n_ctx, or free other texts"
             )
         kv.seq_rm(self._seq, last, last + 1)
 
