@@ -68,28 +68,37 @@ template <class T> inline void prefetch(const T * row, size_t stride, uint32_t n
 template <uint32_t NQ, class T>
 void dot_rows(const float * q, uint32_t padded, rows<T> k, uint32_t n_dims, const uint32_t * seen, uint32_t begin, uint32_t end,
               float * weights) {
+    constexpr uint32_t AT_ONCE = LANES == 16 || NQ <= 2 ? CELLS : CELLS / 2; // of which all sums are in registers
     for (uint32_t i = begin; i < end; i += CELLS) {
-        const T * row[CELLS];
-        for (uint32_t c = 0; c < CELLS; ++c) {
-            row[c] = k[seen[i + c]];
-            prefetch(row[c], k.stride, n_dims);
-        }
-        vec acc[NQ][CELLS] = {};
-        for (uint32_t d = 0; d < n_dims; d += LANES) {
-            vec kd[CELLS];
-            for (uint32_t c = 0; c < CELLS; ++c) {
-                kd[c] = load(row[c] + d);
+        vec4 dots[NQ][CELLS];
+        for (uint32_t first = 0; first < CELLS; first += AT_ONCE) {
+            const T * row[AT_ONCE];
+            for (uint32_t c = 0; c < AT_ONCE; ++c) {
+                row[c] = k[seen[i + first + c]];
+                prefetch(row[c], k.stride, n_dims);
+            }
+            vec acc[NQ][AT_ONCE] = {};
+            for (uint32_t d = 0; d < n_dims; d += LANES) {
+                vec kd[AT_ONCE];
+                for (uint32_t c = 0; c < AT_ONCE; ++c) {
+                    kd[c] = load(row[c] + d);
+                }
+                for (uint32_t h = 0; h < NQ; ++h) {
+                    const vec qd = load(q + h * padded + d);
+                    for (uint32_t c = 0; c < AT_ONCE; ++c) {
+                        acc[h][c] += qd * kd[c];
+                    }
+                }
             }
             for (uint32_t h = 0; h < NQ; ++h) {
-                const vec qd = load(q + h * padded + d);
-                for (uint32_t c = 0; c < CELLS; ++c) {
-                    acc[h][c] += qd * kd[c];
+                for (uint32_t c = 0; c < AT_ONCE; ++c) {
+                    dots[h][first + c] = fold(acc[h][c]);
                 }
             }
         }
         for (uint32_t h = 0; h < NQ; ++h) {
-            const vec4 dots = sums(acc[h][0], acc[h][1], acc[h][2], acc[h][3]);
-            __builtin_memcpy(weights + h * CHUNK + i, &dots, sizeof(dots));
+            const vec4 found = sums_of_folded(dots[h][0], dots[h][1], dots[h][2], dots[h][3]);
+            __builtin_memcpy(weights + h * CHUNK + i, &found, sizeof(found));
         }
     }
 }

@@ -46,13 +46,15 @@ inline vec4 fold(vec v) {
 #endif
 }
 
-// The sums of four vectors' lanes.
-inline vec4 sums(vec a, vec b, vec c, vec d) {
-    const vec4 a4 = fold(a), b4 = fold(b), c4 = fold(c), d4 = fold(d);
-    const vec4 ab = SHUFFLE(a4, b4, 0, 4, 2, 6) + SHUFFLE(a4, b4, 1, 5, 3, 7);
-    const vec4 cd = SHUFFLE(c4, d4, 0, 4, 2, 6) + SHUFFLE(c4, d4, 1, 5, 3, 7);
+// The sums of four vectors' lanes, which were folded.
+inline vec4 sums_of_folded(vec4 a, vec4 b, vec4 c, vec4 d) {
+    const vec4 ab = SHUFFLE(a, b, 0, 4, 2, 6) + SHUFFLE(a, b, 1, 5, 3, 7);
+    const vec4 cd = SHUFFLE(c, d, 0, 4, 2, 6) + SHUFFLE(c, d, 1, 5, 3, 7);
     return SHUFFLE(ab, cd, 0, 1, 4, 5) + SHUFFLE(ab, cd, 2, 3, 6, 7);
 }
+
+// The sums of four vectors' lanes.
+inline vec4 sums(vec a, vec b, vec c, vec d) { return sums_of_folded(fold(a), fold(b), fold(c), fold(d)); }
 
 // e^x for x <= 0, to 2 units in the last place: 2^n times a polynomial of what is left, |r| <= ln(2) / 2. Below -87 it stays at e^-87.
 inline vec exp_of(vec x) {
