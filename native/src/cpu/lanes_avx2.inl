@@ -25,6 +25,25 @@ inline floats low_halves(words lanes) {
 inline float through_half(float x) { return _cvtsh_ss(_cvtss_sh(x, 0)); }
 inline ints rounded(floats x) { return as_ints(_mm256_cvtps_epi32(x)); }
 
+// Whether any lane is true.
+inline bool any(ints lanes) { return _mm256_movemask_ps(_mm256_castsi256_ps(raw(lanes))) != 0; }
+inline int32_t sum_of(ints v) {
+    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(raw(v)), _mm256_extracti128_si256(raw(v), 1));
+    const __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
+    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 1)));
+}
+// None may be NaN.
+inline float greatest_of(floats v) {
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+// Integers that are bytes, one behind the other
+inline void store_bytes(uint8_t * to, ints v) {
+    const __m128i shorts = _mm_packs_epi32(_mm256_castsi256_si128(raw(v)), _mm256_extracti128_si256(raw(v), 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i *>(to), _mm_packs_epi16(shorts, shorts));
+}
+
 // Of each row 16 bytes: word i of all rows is vector i.
 inline void turn(const sixteen * rows, words * four) {
     __m256i v[4];

@@ -18,6 +18,17 @@ inline floats low_halves(words lanes) {
 inline float through_half(float x) { return static_cast<float>(static_cast<__fp16>(x)); }
 inline ints rounded(floats x) { return vcvtnq_s32_f32(x); }
 
+// Whether any lane is true.
+inline bool any(ints lanes) { return vmaxvq_u32(reinterpret_cast<uint32x4_t>(lanes)) != 0; }
+inline int32_t sum_of(ints v) { return vaddvq_s32(v); }
+// None may be NaN.
+inline float greatest_of(floats v) { return vmaxvq_f32(v); }
+// Integers that are bytes, one behind the other
+inline void store_bytes(uint8_t * to, ints v) {
+    typedef int8_t quarter __attribute__((vector_size(LANES)));
+    store(to, __builtin_convertvector(v, quarter));
+}
+
 // Of each row 16 bytes: word i of all rows is vector i.
 inline void turn(const sixteen * rows, words * four) {
     const auto low_of = [&](int i) { return vreinterpretq_u64_u32(vzip1q_u32(rows[i], rows[i + 1])); };

@@ -1,4 +1,5 @@
 // Rounding of rows. Included behind the vectors of an instruction set.
+#include <algorithm>
 #include <cmath>
 
 namespace kvg::KVG_PRODUCTS {
@@ -17,32 +18,21 @@ inline float greatest_size(const float * x, uint32_t n) {
         most = greater(size_of(v), most);
         any_nan = v == v ? any_nan : v;
     }
-    float result = 0;
-    bool is_nan = false;
-    for (uint32_t i = 0; i < LANES; ++i) {
-        result = most[i] > result ? most[i] : result;
-        is_nan = is_nan || any_nan[i] != any_nan[i];
-    }
-    return is_nan ? NAN : result;
+    return any(any_nan != any_nan) ? NAN : greatest_of(most);
 }
 
 // Their products with `factor` become bytes from -127 to 127, whatever they are.
 // @return the sum of n bytes
 inline int32_t round_to_bytes(const float * x, float factor, uint8_t * to, uint32_t n) {
-    typedef int8_t quarter __attribute__((vector_size(LANES)));
     ints sum = {};
     for (uint32_t i = 0; i < n; i += LANES) {
         ints v = rounded(load<floats>(x + i) * factor);
         v = v < -127 ? all(-127) : v;
         v = v > 127 ? all(127) : v;
         sum += v;
-        store(to + i, __builtin_convertvector(v, quarter));
+        store_bytes(to + i, v);
     }
-    int32_t result = 0;
-    for (uint32_t i = 0; i < LANES; ++i) {
-        result += sum[i];
-    }
-    return result;
+    return sum_of(sum);
 }
 
 inline void round_block(const float * x, uint8_t * numbers, rounded_32 & block) {
@@ -59,9 +49,9 @@ inline void round_block(const float * x, uint8_t * numbers, rounded_32 & block) 
 // The number that is farthest from 0, the first of them; NaN if any is.
 inline float farthest(const float * x) {
     const float size = greatest_size(x, rounded_256::N);
-    for (uint32_t i = 0; i < rounded_256::N; ++i) {
-        if (std::fabs(x[i]) == size) {
-            return x[i];
+    for (uint32_t i = 0; i < rounded_256::N; i += LANES) {
+        if (any(size_of(load<floats>(x + i)) == all(size))) {
+            return *std::find_if(x + i, x + i + LANES, [&](float each) { return std::fabs(each) == size; });
         }
     }
     return size;
