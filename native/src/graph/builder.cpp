@@ -53,14 +53,36 @@ ggml_tensor * called_as(ggml_tensor * product, const ggml_tensor * weight) {
     return ggml_format_name(product, "%.*s", length, name.data());
 }
 
-ggml_tensor * builder::plain_product(ggml_tensor * x, ggml_tensor * weight) {
-    const row_form * form = form_of(weight, x);
-    if (!form) {
-        return ggml_mul_mat(ctx(), weight, x);
+ggml_tensor * builder::rounded_for(ggml_tensor * x, const row_form & form) {
+    const auto [known, is_new] = rounded_.try_emplace({x, &form});
+    known->second = is_new ? rounded(ctx(), x, form) : known->second;
+    return known->second;
+}
+
+void builder::together(ggml_tensor * x, std::initializer_list<ggml_tensor *> weights) {
+    std::map<const row_form *, std::vector<ggml_tensor *>> alike;
+    for (ggml_tensor * weight : weights) {
+        if (const row_form * form = weight ? form_of(weight, x) : nullptr) {
+            alike[form].push_back(weight);
+        }
     }
-    const auto [known, is_new] = rounded_.try_emplace({x, form});
-    known->second = is_new ? rounded(ctx(), x, *form) : known->second;
-    return multiply(ctx(), weight, known->second);
+    for (const auto & [form, some] : alike) {
+        ggml_tensor * rows = rounded_for(x, *form);
+        const std::vector<ggml_tensor *> made = multiply(ctx(), some, rows);
+        called_as(made.front()->view_src ? made.front()->view_src : made.front(), some.front());
+        for (size_t i = 0; i < some.size(); ++i) {
+            products_[{x, some[i]}] = made[i];
+        }
+    }
+}
+
+ggml_tensor * builder::plain_product(ggml_tensor * x, ggml_tensor * weight) {
+    const auto made = products_.find({x, weight});
+    if (made != products_.end()) {
+        return made->second;
+    }
+    const row_form * form = form_of(weight, x);
+    return form ? multiply(ctx(), {weight}, rounded_for(x, *form)).front() : ggml_mul_mat(ctx(), weight, x);
 }
 
 // y, a product of x, and what adapters add to it. ids: the experts of each token; nullptr: there are none

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <utility>
@@ -36,6 +37,9 @@ public:
     ggml_tensor * input(const char * name, ggml_type type, int64_t ne0, int64_t ne1, int64_t ne2 = 1);
     // weight * x; both are matrices. The product is called as the weight is, without ".weight".
     ggml_tensor * product(ggml_tensor * x, ggml_tensor * weight) { return linear(x, weight, nullptr, nullptr); }
+    // From now on these weights' products with x are computed together where kernels of ours can: their threads wait for each other once.
+    // weights: to be multiplied with x; any may be nullptr
+    void together(ggml_tensor * x, std::initializer_list<ggml_tensor *> weights);
     // weight * x, times the scale and plus the bias if these aren't nullptr
     ggml_tensor * linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * scale, ggml_tensor * bias);
     // Each token's products with the matrices of its experts, times these experts' scales if there are any: (n_out, n_expert_used,
@@ -65,6 +69,7 @@ private:
     };
     void open(size_t n_bytes);
     void require_room_kept() const;
+    ggml_tensor * rounded_for(ggml_tensor * x, const row_form & form);
     ggml_tensor * plain_product(ggml_tensor * x, ggml_tensor * weight);
     ggml_tensor * plain_experts(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * experts);
     ggml_tensor * adapted(ggml_tensor * y, ggml_tensor * x, const ggml_tensor * weight, ggml_tensor * ids);
@@ -72,10 +77,11 @@ private:
     const std::vector<active_adapter> & adapters_;
     std::vector<chunk> chunks_;
     std::map<std::pair<ggml_tensor *, const row_form *>, ggml_tensor *>
-        rounded_;                                   // what products round: Q, K and V have one input
-    std::map<ggml_tensor *, ggml_tensor *> orders_; // of experts
-    size_t n_used_ = 0;                             // bytes of the last chunk at the last call of ctx()
-    size_t first_unwished_ = 0;                     // of the chunks
+        rounded_; // what products round: Q, K and V have one input
+    std::map<std::pair<ggml_tensor *, ggml_tensor *>, ggml_tensor *> products_; // of x and weights, computed together
+    std::map<ggml_tensor *, ggml_tensor *> orders_;                             // of experts
+    size_t n_used_ = 0;         // bytes of the last chunk at the last call of ctx()
+    size_t first_unwished_ = 0; // of the chunks
     std::vector<ggml_tensor *> roots_;
     std::vector<std::pair<ggml_tensor *, ggml_backend_dev_t>> wishes_;
 };

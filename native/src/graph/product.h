@@ -1,6 +1,8 @@
 // A product of weights with a run of rows as graph nodes.
 #pragma once
 
+#include <vector>
+
 #include <ggml.h>
 
 #include "cpu/products.h"
@@ -13,8 +15,9 @@ namespace kvg {
 const row_form * form_of(const ggml_tensor * weight, const ggml_tensor * x);
 // Rows as bytes, for multiply().
 ggml_tensor * rounded(ggml_context * ctx, ggml_tensor * x, const row_form & form);
-// weight * x; rows: rounded(x)
-ggml_tensor * multiply(ggml_context * ctx, ggml_tensor * weight, ggml_tensor * rows);
+// weight * x for each of some weights, (n_out, n_rows) each, in one operation: threads wait for each other once. rows: rounded(x)
+// precondition: fewer weights than ggml's operations have sources; all round x alike
+std::vector<ggml_tensor *> multiply(ggml_context * ctx, const std::vector<ggml_tensor *> & weights, ggml_tensor * rows);
 // Whether a node is of multiply().
 bool is_multiply(const ggml_tensor * node);
 

@@ -219,7 +219,11 @@ ggml_tensor * attention_block::build(builder & b, ggml_tensor * x) const {
         in_here.qkv = b.linear(x, w[role::wqkv], w.scale(role::wqkv), w[role::wqkv_bias]);
     }
     const layer_spec & spec = of.hparams().layers[layer];
-    if (owner == layer && !spec.of_target) {
+    const bool stores = owner == layer && !spec.of_target;
+    const bool makes_heads = stores && spec.latent.head_dim == 0 && spec.kv_rank == 0;
+    b.together(x, {attends && !w[role::q_down] ? w[role::wq] : nullptr, makes_heads ? w[role::wk] : nullptr,
+                   makes_heads ? w[role::wv] : nullptr});
+    if (stores) {
         rows = store(b, in_here);
     }
     if (!attends) {

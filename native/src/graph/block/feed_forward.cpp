@@ -57,6 +57,7 @@ ggml_tensor * dense(builder & b, const feed_forward_spec & spec, const role_tens
         const bool by_gelu = spec.activation == activation_kind::geglu; // there are two kinds that files have so
         gated = by_gelu ? ggml_geglu(b.ctx(), halves) : ggml_swiglu(b.ctx(), halves);
     } else {
+        b.together(x, {w[role::ffn_gate], w[role::ffn_up]});
         ggml_tensor * gate = w[role::ffn_gate] ? linear(b, w, role::ffn_gate, role::ffn_gate_bias, x) : nullptr;
         gate = spec.gate_cutoff > 0.0f ? above(b, gate, spec.gate_cutoff) : gate;
         ggml_tensor * up = linear(b, w, role::ffn_up, role::ffn_up_bias, x);
@@ -230,6 +231,7 @@ ggml_tensor * add_shared(builder & b, const feed_forward_spec & spec, const role
     if (w[role::shared_gate_up]) {
         gated = ggml_swiglu(b.ctx(), product(role::shared_gate_up, x));
     } else {
+        b.together(x, {w[role::shared_gate], w[role::shared_up]});
         ggml_tensor * gate = w[role::shared_gate] ? product(role::shared_gate, x) : nullptr;
         gated = activate(b, spec, gate, product(role::shared_up, x));
     }
