@@ -15,7 +15,7 @@ constexpr uint32_t MANY_UNITS = 4; // fewer than these KV heads, by blocks, leav
 constexpr uint32_t MAX_RANGES = 64;
 constexpr uint32_t MAX_SPLIT_TOKENS = 64; // more of them are work enough without splitting the cells
 
-constexpr uint64_t READ_AT_ONCE = 1 << 13; // numbers of K that one thread reads in 8 us where they are in no cache: shared out, in less
+constexpr uint64_t READ_AT_ONCE = 1 << 13; // numbers of K that one thread reads in 8 us from memory: worth sharing out
 
 uint32_t count_blocks(uint32_t n_tokens) { return (n_tokens + ATTEND_TOKENS - 1) / ATTEND_TOKENS; }
 
