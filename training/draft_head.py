@@ -102,9 +102,9 @@ def trunk(of: Weights, tokens: Tensor, past: Past | None = None) -> tuple[Tensor
 class Head(nn.Module):
     """A draft head with the model's embeddings, norm and output."""
 
-    def __init__(self, of: Weights) -> None:
+    def __init__(self, of: Weights, n_ff: int = N_FF) -> None:
         super().__init__()
-        self.of = of
+        self.of, self.n_ff = of, n_ff
         n, n_kv = of.n_embd, of.n_head_kv * of.head_dim
         self.enorm, self.hnorm = nn.Parameter(torch.ones(n)), nn.Parameter(torch.ones(n))
         self.attn_norm, self.ffn_norm = nn.Parameter(torch.ones(n)), nn.Parameter(torch.ones(n))
@@ -113,8 +113,8 @@ class Head(nn.Module):
         self.q, self.o = nn.Linear(n, n, bias=False), nn.Linear(n, n, bias=False)
         self.k, self.v = nn.Linear(n, n_kv, bias=False), nn.Linear(n, n_kv, bias=False)
         self.router = nn.Linear(n, N_EXPERT, bias=False)
-        self.gate, self.up = (nn.Linear(n, (N_EXPERT + 1) * N_FF, bias=False) for _ in range(2))
-        self.down = nn.Linear((N_EXPERT + 1) * N_FF, n, bias=False)
+        self.gate, self.up = (nn.Linear(n, (N_EXPERT + 1) * n_ff, bias=False) for _ in range(2))
+        self.down = nn.Linear((N_EXPERT + 1) * n_ff, n, bias=False)
         with torch.no_grad():
             self.o.weight.mul_(0.3)
             self.down.weight.mul_(0.3)
@@ -145,7 +145,7 @@ class Head(nn.Module):
         hidden = F.silu(self.gate(seen)) * self.up(seen)
         weights = torch.sigmoid(self.router(seen))
         weights = torch.cat([weights / weights.sum(-1, keepdim=True), torch.ones_like(weights[..., :1])], -1)
-        x = x + self.down((hidden.unflatten(-1, (N_EXPERT + 1, N_FF)) * weights[..., None]).flatten(-2))
+        x = x + self.down((hidden.unflatten(-1, (N_EXPERT + 1, self.n_ff)) * weights[..., None]).flatten(-2))
         states = rms(x, self.head_norm, of.eps)
         return states, states @ of["output.weight"].T
 
@@ -253,7 +253,7 @@ def write(of: Weights, head: Head, path: Path) -> None:
     writer.add_expert_count(N_EXPERT)
     writer.add_expert_used_count(N_EXPERT)
     writer.add_expert_shared_count(1)
-    writer.add_expert_feed_forward_length(N_FF)
+    writer.add_expert_feed_forward_length(head.n_ff)
     writer.add_expert_weights_norm(True)
     writer.add_expert_weights_scale(1.0)
     writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
@@ -278,8 +278,8 @@ def of_head(head: Head) -> dict[str, np.ndarray]:
     def matrix(weight: Tensor) -> np.ndarray:
         return weight.detach().numpy().astype(np.float16)
 
-    gates, ups = (each.weight.unflatten(0, (N_EXPERT + 1, N_FF)) for each in (head.gate, head.up))
-    downs = head.down.weight.unflatten(1, (N_EXPERT + 1, N_FF)).transpose(0, 1)
+    gates, ups = (each.weight.unflatten(0, (N_EXPERT + 1, head.n_ff)) for each in (head.gate, head.up))
+    downs = head.down.weight.unflatten(1, (N_EXPERT + 1, head.n_ff)).transpose(0, 1)
     parts = {
         "nextn.eh_proj.weight": matrix(head.eh_proj.weight),
         "attn_q.weight": matrix(head.q.weight),

@@ -6,8 +6,6 @@ import ctypes
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from pykvgraph._native.ffi import KvgDraftRequest, KvgOutput
 from pykvgraph._native.library import lib, sized
 
@@ -27,12 +25,12 @@ def draft_tokens(
     most = max((text.n for text in texts), default=0)
     if not most:
         return [[] for _ in texts]
-    columns = [np.array(column, np.int32) for column in zip(*texts, strict=True)]
-    drafted = np.empty((len(texts), most), np.int32)
-    pointer = ctypes.POINTER(ctypes.c_int32)
-    seq, token, n_tokens, out = (each.ctypes.data_as(pointer) for each in (*columns, drafted))
+    n = len(texts)
+    array = ctypes.c_int32 * n  # NumPy's pointers would take as long as half a draft
+    seq, token, n_tokens = (array(*column) for column in zip(*texts, strict=True))
+    drafted = (ctypes.c_int32 * (n * most))()
     request = sized(
-        KvgDraftRequest, n=len(texts), seq=seq, token=token, n_tokens=n_tokens, most=most, drafted=out
+        KvgDraftRequest, n=n, seq=seq, token=token, n_tokens=n_tokens, most=most, drafted=drafted
     )
     lib().kvg_draft(context, ctypes.byref(request), None if output is None else ctypes.byref(output))
-    return [row[row >= 0].tolist() for row in drafted]
+    return [[t for t in drafted[begin : begin + most] if t >= 0] for begin in range(0, n * most, most)]
