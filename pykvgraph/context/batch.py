@@ -120,12 +120,14 @@ class Batch:
         start = integer(pos0, "pos0", 0, INT32_MAX - max(len(ids) - 1, 0))
         if not isinstance(logits, (str, bool)) or logits not in ("all", "last", False):
             raise InvalidArgumentError(f'logits must be "all", "last" or False, got {shown(logits)}')
-        wanted = np.full(len(ids), logits == "all", np.uint8)
+        wanted: bool | npt.NDArray[np.uint8] = logits == "all"
         if logits == "last":
+            wanted = np.zeros(len(ids), np.uint8)
             wanted[-1:] = 1
-        marks = np.zeros(len(ids), np.uint8)
-        for p in integers(checkpoints, "checkpoints", start + 1, start + len(ids)):
-            marks[p - start - 1] = 1
+        marks: bool | npt.NDArray[np.uint8] = False
+        if not isinstance(checkpoints, tuple) or checkpoints:
+            marks = np.zeros(len(ids), np.uint8)
+            marks[integers(checkpoints, "checkpoints", start + 1, start + len(ids)) - start - 1] = 1
         self._append(ids, start, _sequences(seq_ids), wanted, marks)
 
     def add_each(self, tokens: Integers, positions: Integers, seqs: Integers) -> None:
@@ -212,7 +214,8 @@ class Batch:
         checkpoint: bool | npt.NDArray[np.uint8],
     ) -> None:
         n = len(tokens)
-        self._write(tokens, np.arange(pos0, pos0 + n), np.tile(seq_ids, n), len(seq_ids), logits, checkpoint)
+        each = seq_ids if len(seq_ids) == 1 else np.tile(seq_ids, n)
+        self._write(tokens, np.arange(pos0, pos0 + n), each, len(seq_ids), logits, checkpoint)
 
     def _write(
         self,

@@ -29,8 +29,6 @@ def draft_tokens(
     array = ctypes.c_int32 * n  # NumPy's pointers would take as long as half a draft
     seq, token, n_tokens = (array(*column) for column in zip(*texts, strict=True))
     drafted = (ctypes.c_int32 * (n * most))()
-    request = sized(
-        KvgDraftRequest, n=n, seq=seq, token=token, n_tokens=n_tokens, most=most, drafted=drafted
-    )
+    request = sized(KvgDraftRequest, n=n, seq=seq, token=token, n_tokens=n_tokens, most=most, drafted=drafted)
     lib().kvg_draft(context, ctypes.byref(request), None if output is None else ctypes.byref(output))
     return [[t for t in drafted[begin : begin + most] if t >= 0] for begin in range(0, n * most, most)]

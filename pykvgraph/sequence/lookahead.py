@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Literal
@@ -14,7 +15,8 @@ from pykvgraph.model.model import Model
 from pykvgraph.sequence.sequence import TokenSequence
 
 _TOKENS = "tokenizer.ggml.tokens"
-_FIRST = 4  # tokens of the first draft
+_FIRST = 0.85  # the share of tokens that are expected to hold, before any is known: four at first
+_KEPT = 0.95  # of what is known, with each token that is compared
 _LONGEST_PAUSE = 32  # tokens without a draft, where none of the last ones' tokens held
 
 
@@ -26,8 +28,9 @@ class Lookahead(NotCopied):
     recurrent layers a draft has less than half as many tokens as checkpoint_bytes has room for states. What
     is said stays the same: only outputs of tokens that were really said are handed out, and the cells of all
     others are removed.
-    Drafts that hold get longer, others shorter, and where none of their tokens hold there are pauses. Where
-    the draft model fails, or has no room, there are no drafts.
+    A draft has the tokens that are likelier to hold than not, by how often the last ones did, and one at
+    least; where less than half of them hold there are pauses behind drafts of which nothing did. Where the
+    draft model fails, or has no room, there are no drafts.
 
     n_drafted: tokens that were decoded because they might follow; n_accepted: how many of these did.
 
@@ -54,7 +57,7 @@ class Lookahead(NotCopied):
             self._most = min(self._most, self._back.n_most)
         # tokens in the cache, with the outputs behind them
         self._ahead: deque[tuple[int, LastOutput]] = deque()
-        self._n = min(_FIRST, self._most)
+        self._held, self._compared = _FIRST, 1.0  # tokens; the earlier, the less they count
         self._n_last = 0  # tokens of the last draft
         self._pause = self._n_to_wait = 0
         self.n_drafted = self.n_accepted = 0
@@ -94,15 +97,23 @@ class Lookahead(NotCopied):
         if not self._n_last:
             return
         n_held, self._n_last = self._n_last - n_left, 0
-        self._n = min(2 * self._n, self._most) if n_left == 0 else max(n_held, 1)
-        self._pause = 0 if n_held else min(2 * self._pause + 1, _LONGEST_PAUSE)
+        for held in (True,) * n_held + (False,) * (n_left > 0):
+            self._held = self._held * _KEPT + held
+            self._compared = self._compared * _KEPT + 1
+        may_pause = n_held == 0 and self._held < 0.5 * self._compared
+        self._pause = min(2 * self._pause + 1, _LONGEST_PAUSE) if may_pause else 0
         self._n_to_wait = self._pause
+
+    def _n_likely(self) -> int:
+        """So many tokens in a row hold with a probability above a half."""
+        rate = self._held / self._compared
+        return max(int(math.log(0.5) / math.log(min(rate, 0.99))), 1) if rate > 0.5 else 1
 
     def _drafted(self, text: Callable[[], Integers], token: int) -> list[int]:
         if self._n_to_wait:
             self._n_to_wait -= 1
             return []
-        most = min(self._n, self._ctx.kv.n_free - 1, self._ctx.n_batch - 1)
+        most = min(self._n_likely(), self._most, self._ctx.kv.n_free - 1, self._ctx.n_batch - 1)
         if most < 1:
             return []
         try:

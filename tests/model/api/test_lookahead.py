@@ -94,8 +94,9 @@ def test_the_same_is_said(
     good, _, bad, _ = made
     if choice is CHOICES[0]:
         assert 25 <= good.n_accepted < 40  # of 40; those behind a shift are decoded alone
-    assert bad.n_accepted <= 2
-    assert 4 <= bad.n_drafted <= 16 < good.n_drafted  # with pauses, where nothing holds
+        assert good.n_drafted > 16
+    assert bad.n_accepted <= 2 < good.n_accepted
+    assert 4 <= bad.n_drafted <= 16  # with pauses, where nothing holds
     assert said(small, small, n_ctx, choice, draft_max=1) == plain
 
 

@@ -160,7 +160,7 @@ def test_what_breaks_off_half_way_changes_nothing(monkeypatch: pytest.MonkeyPatc
         patch.setattr(np, function, fail)
         for tokens in ([3], range(200)):  # within the columns' memory, and beyond it
             with pytest.raises(MemoryError):
-                batch.extend(tokens, 2)
+                batch.extend(tokens, 2, seq_ids=(0, 1))
             assert rows(batch) == before
     batch.extend([3], 2)
     assert rows(batch) == [*before, (3, 2, (0,), 1)]
