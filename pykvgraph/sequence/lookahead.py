@@ -28,7 +28,7 @@ class Lookahead(NotCopied):
     recurrent layers a draft has less than half as many tokens as checkpoint_bytes has room for states. What
     is said stays the same: only outputs of tokens that were really said are handed out, and the cells of all
     others are removed.
-    A draft has the tokens that are likelier to hold than not, by how often the last ones did, and one at
+    A draft has as many tokens as hold about every second time, by how often the last ones did, and one at
     least; where less than half of them hold there are pauses behind drafts of which nothing did. Where the
     draft model fails, or has no room, there are no drafts.
 
@@ -105,9 +105,9 @@ class Lookahead(NotCopied):
         self._n_to_wait = self._pause
 
     def _n_likely(self) -> int:
-        """So many tokens in a row hold with a probability above a half."""
-        rate = self._held / self._compared
-        return max(int(math.log(0.5) / math.log(min(rate, 0.99))), 1) if rate > 0.5 else 1
+        """So many tokens in a row hold about every second time."""
+        rate = min(self._held / self._compared, 0.99)
+        return max(round(math.log(0.5) / math.log(rate)), 1)
 
     def _drafted(self, text: Callable[[], Integers], token: int) -> list[int]:
         if self._n_to_wait:

@@ -314,3 +314,20 @@ def test_a_recurrent_models_own_head(architecture: Callable[[ArchSpec], Path], m
             pytest.raises(kvg.UnsupportedError, match="larger checkpoint_bytes"),
         ):
             kvg.generate(ctx, PROMPT, draft="mtp")
+
+
+def test_a_head_that_mostly_holds_drafts_in_most_steps(made: list[Lookahead]) -> None:
+    """Of two tokens each; a guess that doesn't hold is no reason for a pause."""
+    path = Path(__file__).parents[2] / "data" / "stories260K-mtp.gguf"
+    with (
+        kvg.Model(path, device=where.device, draft_heads=True) as model,
+        open_context(model, n_ctx=256, **F32) as ctx,
+    ):
+        said = []
+        choices: list[dict[str, Any]] = [{}, {"draft": "mtp", "draft_max": 2}]
+        for more in choices:
+            ctx.kv.clear()
+            pieces = kvg.generate(ctx, "The dog was", max_tokens=150, temperature=0.0, **more)
+            said.append([piece.token for piece in pieces])
+    assert said[0] == said[1]
+    assert made[-1].n_accepted > 67  # of 150
