@@ -267,12 +267,12 @@ class Conversation(NotCopied):
 
     def _append(self, token: int, copy_logits: bool) -> LastOutput:
         """Decodes a token that the last turn has already."""
-        if self._lookahead:
-            last = self._lookahead.append(lambda: self._text.ids, token)
+        is_far = self._text.positions.of(len(self._text)) >= self._ctx.model.n_ctx_train
+        if self._lookahead and not (is_far and self._forget):
+            last = self._lookahead.append(lambda: self._text.ids, token, lambda: self._ctx.kv.n_free)
             if last is not None:
                 self._text.record([token])
                 return last
-        is_far = self._text.positions.of(len(self._text)) >= self._ctx.model.n_ctx_train
         if not is_far or (self._n_grp == 1 and self._forget is None):
             try:
                 return self._text.append(token, copy_logits=copy_logits)

@@ -204,7 +204,7 @@ class _Text:
 
     def append_ahead(self, lookahead: Lookahead, token: int) -> LastOutput:
         """As append(), or what is known already of this token."""
-        last = lookahead.append(lambda: self._held.ids, token)
+        last = lookahead.append(lambda: self._held.ids, token, self.prefill.n_room)
         if last is None:
             return self.append([token])
         self._held.ids.append(token)
@@ -272,8 +272,7 @@ def _decode_each(ctx: Context, said: list[tuple[_Text, int]], shifts: bool) -> l
     while True:
         for text, _ in said:
             text.prefill.keep_to_budget()
-        longest = max((text for text, _ in said), key=lambda text: kv.seq_pos_max(text.seq))
-        longest.prefill.make_room(len(said))
+        max((text.prefill for text, _ in said), key=lambda each: each.n_own).make_room(len(said))
         batch.clear()
         for text, token in said:
             batch.add(token, kv.seq_pos_max(text.seq) + 1, (text.seq,), logits=True)

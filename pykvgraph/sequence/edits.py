@@ -152,11 +152,8 @@ class Sequence(TokenSequence):
         self._recover()
         if not len(self):
             self._n_adapted = self._ctx.kv._n_adapted
-        elif self._is_stale():
-            raise InvalidArgumentError(
-                f"sequence {self._seq} of the cache has lost cells of this text, or other adapters take part "
-                "than when it was decoded: set() it again"
-            )
+        else:
+            self._require_known()
 
     def _batches(self, numbers: list[int]) -> list[list[int]]:
         n = self._ctx.n_batch

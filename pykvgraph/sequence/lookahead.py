@@ -62,17 +62,20 @@ class Lookahead(NotCopied):
         self._pause = self._n_to_wait = 0
         self.n_drafted = self.n_accepted = 0
 
-    def append(self, text: Callable[[], Integers], token: int) -> LastOutput | None:
+    def append(
+        self, text: Callable[[], Integers], token: int, n_room: Callable[[], int]
+    ) -> LastOutput | None:
         """The output behind a token that was said, which is in the cache then.
 
-        text: the tokens before it. None: it is the caller's to decode, and nothing else is in the cache.
+        text: the tokens before it. n_room(): how many tokens there is room for. None: it is the caller's to
+        decode, and nothing else is in the cache.
         """
         if self._ahead and self._ahead[0][0] == token:
             self.n_accepted += 1
             self._ctx.kv.set_pending_token(self._seq, None)
             return self._ahead.popleft()[1]
         self.drop()
-        drafted = self._drafted(text, token)
+        drafted = self._drafted(text, token, n_room)
         if not drafted:
             return None
         try:
@@ -106,14 +109,14 @@ class Lookahead(NotCopied):
 
     def _n_likely(self) -> int:
         """So many tokens in a row hold about every second time."""
-        rate = min(self._held / self._compared, 0.99)
+        rate = min(max(self._held / self._compared, 0.01), 0.99)
         return max(round(math.log(0.5) / math.log(rate)), 1)
 
-    def _drafted(self, text: Callable[[], Integers], token: int) -> list[int]:
+    def _drafted(self, text: Callable[[], Integers], token: int, n_room: Callable[[], int]) -> list[int]:
         if self._n_to_wait:
             self._n_to_wait -= 1
             return []
-        most = min(self._n_likely(), self._most, self._ctx.kv.n_free - 1, self._ctx.n_batch - 1)
+        most = min(self._n_likely(), self._most, n_room() - 1, self._ctx.n_batch - 1)
         if most < 1:
             return []
         try:

@@ -47,6 +47,17 @@ class Prefill:
         self._batch = Batch()
         self._last: deque[int] = deque(maxlen=N_RECENT)  # of the sequence's tokens, as far as they are known
 
+    def n_room(self) -> int:
+        """How many tokens can come before something must be given up."""
+        kv, on_full = self.ctx.kv, self._on_full
+        return on_full.room(kv, self.seq) if isinstance(on_full, Forget) else kv.n_free
+
+    @property
+    def n_own(self) -> int:
+        """How many cells the sequence alone has."""
+        found = self.ctx.kv.seq_count(self.seq, -1, -1)
+        return found.n_cells - found.n_shared
+
     def append(self, ids: Ids, *, copy_logits: bool) -> LastOutput:
         """Decodes all of `ids`, in as many batches as needed; returns the output of the last token."""
         if isinstance(self._on_full, Forget):
@@ -115,8 +126,7 @@ class Prefill:
         kv, on_full = self.ctx.kv, self._on_full
         while True:
             self.make_room(n_cells)
-            n_free = on_full.room(kv, self.seq) if isinstance(on_full, Forget) else kv.n_free
-            count = min(len(ids), self.ctx.n_batch, max(n_free, n_cells))
+            count = min(len(ids), self.ctx.n_batch, max(self.n_room(), n_cells))
             self._batch.clear()
             self._batch.extend(ids[:count], kv.seq_pos_max(self.seq) + 1, (self.seq,), logits=logits)
             try:

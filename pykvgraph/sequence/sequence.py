@@ -230,26 +230,26 @@ class TokenSequence(NotCopied):
         in their places; "kvzip" decodes the whole text once more, behind itself, in parts (of 256 tokens at
         most) whose cells are empty again afterwards.
 
-        Raises InvalidArgumentError for a bad argument, CacheFullError when fewer cells may be forgotten, and
-        UnsupportedError where each layer has a window or a state, or a policy can't decode those tokens once
-        more (context.second_reading). Nothing is changed then.
+        Raises InvalidArgumentError for a bad argument, and when something else has removed the text's end or
+        changed the adapters; CacheFullError when fewer cells may be forgotten, and UnsupportedError where
+        each layer has a window or a state, or a policy can't decode those tokens once more
+        (context.second_reading). Nothing is changed then.
         """
-        n_wanted = integer(n_cells, "n_cells", 1)
-        if checked_composite(composite, checked_policy(policy)):
-            return self._compose(n_wanted, policy)
-        report = self.forget_some(lambda _: n_wanted, policy)
+        n_wanted, _ = integer(n_cells, "n_cells", 1), checked_composite(composite, checked_policy(policy))
+        self._recover()
+        self._require_known()
+        report = (self._compose if composite else self.forget_some)(lambda _: n_wanted, policy)
         assert report is not None
         return report
 
-    def _compose(self, n_cells: int, policy: str) -> ForgetReport:
+    def _compose(self, n_cells: Callable[[int], int], policy: str) -> ForgetReport:
         """forget() with composite cells."""
-        self._recover()
         if self._earlier is not None:
             self._earlier.clear()  # cells that it holds would stay
         before = self._tokens.n_true
         self._tokens.forgotten(0)  # should that be interrupted, nobody may share what is there
         try:
-            report = compose(self._ctx, self._seq, lambda _: n_cells, policy, self._read_again, self._repeat)
+            report = compose(self._ctx, self._seq, n_cells, policy, self._read_again, self._repeat)
         except KVGraphError:
             self._tokens.n_true = before
             raise
@@ -376,9 +376,14 @@ class TokenSequence(NotCopied):
 
     def _is_stale(self) -> bool:
         """Whether the cache has lost the end of the text, or other adapters take part since then."""
-        kv = self._ctx.kv
-        lacks_some = kv.seq_pos_max(self._seq) + 1 < self._tokens.next_position
-        return lacks_some or kv._n_adapted != self._n_adapted
+        kv, end = self._ctx.kv, self._tokens.next_position
+        return kv.seq_pos_max(self._seq) + 1 < end or kv._n_adapted != self._n_adapted
+
+    def _require_known(self) -> None:
+        """Raises InvalidArgumentError where _is_stale()."""
+        if self._is_stale():
+            said = "has lost cells of this text, or other adapters take part than when it was decoded"
+            raise InvalidArgumentError(f"sequence {self._seq} of the cache {said}: set() it again")
 
     def _switch(self, earlier: PrefixIndex, wanted: array[int], n_common: int) -> int:
         """Puts the text away where much of it goes, and takes one that begins more like the wanted one.

@@ -343,6 +343,38 @@ def test_texts_side_by_side(ctx: kvg.Context) -> None:
         assert positions(ctx, seq=seq)[-1] == N + 28
 
 
+def test_whichever_has_most_cells_makes_room(ctx: kvg.Context) -> None:
+    """The cache is full of both: one that has forgotten has the later position, and fewer cells."""
+    told: list[kvg.ForgetReport] = []
+    on_full = kvg.Forget(on_forget=told.append)
+    said = list(kvg.generate(ctx, [IDS, IDS[:100]], max_tokens=250, on_full=on_full))
+    assert sum(piece.finish_reason is not None for piece in said) == 2
+    assert {report.seq for report in told} == {0, 1}
+    assert ctx.kv.n_used <= ctx.kv.n_cells < ctx.kv.seq_pos_max(0) + ctx.kv.seq_pos_max(1)
+
+
+def test_drafts_within_a_budget(ctx: kvg.Context, small: kvg.Model) -> None:
+    """All that is proposed holds, and there are many more cells than the budget's."""
+    most = 0
+    with open_context(small, **OPTIONS) as draft:
+        for _ in kvg.generate(ctx, IDS[:90], max_tokens=100, on_full=kvg.Forget(100), draft=draft):
+            most = max(most, ctx.kv.n_used)
+    assert most == 100
+
+
+@pytest.mark.parametrize("policy", ["snapkv", "kvzip"])
+def test_a_text_that_lost_its_end(ctx: kvg.Context, policy: str) -> None:
+    """Its last tokens aren't decoded in places that aren't theirs."""
+    text = text_of(ctx)
+    ctx.kv.seq_rm(0, N - 30, -1)
+    before = [ctx.kv.read_k(layer) for layer in range(2)]
+    with pytest.raises(kvg.InvalidArgumentError, match="has lost cells of this text"):
+        text.forget(10, policy)
+    assert all(np.array_equal(ctx.kv.read_k(layer), k) for layer, k in enumerate(before))
+    assert text.set(IDS).n_decoded == N
+    assert text.forget(10, policy).n_left == N - 10
+
+
 def test_a_long_reader_that_forgets(small: kvg.Model) -> None:
     with open_context(small, **{**OPTIONS, "n_ctx": 120, "n_batch": 16}) as ctx:
         reader = kvg.LongReader(ctx, on_full=kvg.Forget(100, "window"))
