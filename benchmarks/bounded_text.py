@@ -106,12 +106,14 @@ def main() -> None:
     args = parser.parse_args()
     with kvg.Model(args.model, device="cpu") as model:
         most = 8 * args.tokens * args.texts  # bytes: more than these tokens have
-        ids = model.tokenizer.encode(args.text.read_bytes()[:most].decode(errors="ignore"))
+        words = args.text.read_bytes()[:most].decode(errors="ignore")
+        ids, first = model.tokenizer.encode(words, add_special=False), model.tokenizer.encode("")
+        n = args.tokens - len(first)  # each text begins with what the model wants there
         found: dict[str, list[float]] = {}
-        for begin in range(0, args.texts * args.tokens, args.tokens):
-            for name, cost in costs(model, ids[begin : begin + args.tokens], args.cells):
+        for i in range(args.texts):
+            for name, cost in costs(model, [*first, *ids[i * n : (i + 1) * n]], args.cells):
                 found.setdefault(name, []).append(cost)
-                print(f"text {begin // args.tokens}, {name}: {np.exp(cost):.2f}", flush=True)
+                print(f"text {i}, {name}: {np.exp(cost):.2f}", flush=True)
         whole = np.mean(found["all cells"])
         for name, each in found.items():
             mean = float(np.mean(each))
