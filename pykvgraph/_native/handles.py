@@ -210,6 +210,15 @@ class Handle(NotCopied):
         finally:
             _ = target.unlocked
 
+    def together(self, function: Callable[[], R]) -> R:
+        """function(), whose calls on this object are one to other threads: none of theirs comes between."""
+        target = self._object
+        _ = target.locked
+        try:
+            return function()
+        finally:
+            _ = target.unlocked
+
     def undo_unless_done(self, undo: Callable[[int], object]) -> None:
         """For a function that `call` runs: when an exception ends it, the next call does undo(pointer) first.
 

@@ -123,10 +123,15 @@ def chosen(
     Raises what `read` and `repeat` raise; CacheFullError when fewer cells may be forgotten, and
     UnsupportedError as TextCells does.
     """
-    text, candidates, n_wanted = _candidates(ctx, seq, n_cells, policy, read, repeat, n_keep, shared)
-    if n_wanted == 0:
-        return np.zeros(0, np.int64)
-    return lowest(text, candidates, POLICIES[policy].score(text), n_wanted)
+
+    def choose() -> Places:
+        text, candidates, n_wanted = _candidates(ctx, seq, n_cells, policy, read, repeat, n_keep, shared)
+        if n_wanted == 0:
+            return np.zeros(0, np.int64)
+        return lowest(text, candidates, POLICIES[policy].score(text), n_wanted)
+
+    # cells move, and observed attention goes, when another thread decodes
+    return ctx._handle.together(choose)
 
 
 def lowest(text: TextCells, candidates: npt.NDArray[np.bool_], scores: Floats, n_cells: int) -> Places:
@@ -153,7 +158,23 @@ def compose(
 
     Raises as chosen() does, and what kv_cache.composite.compose() raises.
     """
-    text, candidates, n_wanted = _candidates(ctx, seq, n_cells, policy, read, repeat, N_SINKS, False)
+
+    def work() -> ForgetReport:
+        text, candidates, n_wanted = _candidates(ctx, seq, n_cells, policy, read, repeat, N_SINKS, False)
+        return _composed(ctx, seq, policy, text, candidates, n_wanted)
+
+    return ctx._handle.together(work)  # as in chosen()
+
+
+def _composed(
+    ctx: Context,
+    seq: int,
+    policy: str,
+    text: TextCells,
+    candidates: npt.NDArray[np.bool_],
+    n_wanted: int,
+) -> ForgetReport:
+    """compose(), once it is known which cells may go and how many are to."""
     n_kept = int(text.n_cells[candidates].sum()) - n_wanted
     places = text.positions[candidates]
     if n_kept < 2:

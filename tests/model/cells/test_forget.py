@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from pykvgraph.sequence.sequence import TokenSequence, earlier_texts
 N = 160
 IDS, OTHER = random_ids(N, N_VOCAB), random_ids(N, N_VOCAB, 1)
 NEXTS = random_ids(8, N_VOCAB, 2)
+OTHER = random_ids(60, N_VOCAB, 5)
 OPTIONS: dict[str, Any] = {"n_ctx": 400, "n_batch": 80, "n_ubatch": 32, "type_k": "f32", "type_v": "f32"}
 SAME = 1e-6
 WINDOW = 24
@@ -418,3 +420,34 @@ def test_what_is_no_forgetting(ctx: kvg.Context, n: Any, policy: Any) -> None:
         text.forget(n, policy)
     assert chosen(ctx, 0, lambda _: 1, "window").tolist() == [N_SINKS]
     assert positions(ctx) == list(range(N))
+
+
+@pytest.mark.parametrize(
+    ("policy", "composite"), [("keydiff", False), ("tova", False), ("tova", True), ("kvzip", False)]
+)
+def test_another_thread_decodes_meanwhile(small: kvg.Model, policy: str, composite: bool) -> None:
+    """What is observed is of this text, and cells are where they were."""
+    with open_context(small, n_seq_max=2, **{**OPTIONS, "n_ctx": 700}) as ctx:
+        expected = text_of(ctx).forget(40, policy, composite).positions
+        done, errors = threading.Event(), []
+
+        def append() -> None:
+            other = kvg.Sequence(ctx, 1)
+            try:
+                while not done.is_set():
+                    other.set(OTHER[:20])
+                    for token in OTHER[20:]:
+                        other.append(token)
+            except kvg.KVGraphError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=append)
+        thread.start()
+        try:
+            for _ in range(2 if policy == "kvzip" else 12):
+                ctx.kv.seq_rm(0, -1, -1)
+                assert text_of(ctx).forget(40, policy, composite).positions == expected
+        finally:
+            done.set()
+            thread.join()
+        assert not errors
