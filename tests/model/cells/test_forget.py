@@ -29,7 +29,6 @@ from pykvgraph.sequence.sequence import TokenSequence, earlier_texts
 N = 160
 IDS, OTHER = random_ids(N, N_VOCAB), random_ids(N, N_VOCAB, 1)
 NEXTS = random_ids(8, N_VOCAB, 2)
-OTHER = random_ids(60, N_VOCAB, 5)
 OPTIONS: dict[str, Any] = {"n_ctx": 400, "n_batch": 80, "n_ubatch": 32, "type_k": "f32", "type_v": "f32"}
 SAME = 1e-6
 WINDOW = 24
@@ -435,8 +434,8 @@ def test_another_thread_decodes_meanwhile(small: kvg.Model, policy: str, composi
             other = kvg.Sequence(ctx, 1)
             try:
                 while not done.is_set():
-                    other.set(OTHER[:20])
-                    for token in OTHER[20:]:
+                    other.set(IDS[:20])
+                    for token in IDS[20:60]:
                         other.append(token)
             except kvg.KVGraphError as error:
                 errors.append(error)
