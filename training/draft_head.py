@@ -230,11 +230,11 @@ def train(head: Head, data: Tensor, minutes: float, batch: int, rate: float) -> 
         step += 1
 
 
-def write(of: Weights, head: Head, path: Path) -> None:
+def write(of: Weights, head: Head, path: Path, name: str = "stories260K with a draft head") -> None:
     """The head's matrices in F16, all else in F32."""
     writer = gguf.GGUFWriter(path, "glm4moe")
     n = of.n_layer
-    writer.add_name("stories260K with a draft head")
+    writer.add_name(name)
     writer.add_license("MIT")
     writer.add_context_length(of.number("context_length"))
     writer.add_embedding_length(of.n_embd)
@@ -261,13 +261,13 @@ def write(of: Weights, head: Head, path: Path) -> None:
     writer.add_token_list(of.fields["tokenizer.ggml.tokens"])
     writer.add_token_scores(of.fields["tokenizer.ggml.scores"])
     writer.add_token_types(of.fields["tokenizer.ggml.token_type"])
-    for name in ("bos", "eos"):
-        getattr(writer, f"add_{name}_token_id")(of.fields[f"tokenizer.ggml.{name}_token_id"])
+    for end in ("bos", "eos"):
+        getattr(writer, f"add_{end}_token_id")(of.fields[f"tokenizer.ggml.{end}_token_id"])
     writer.add_unk_token_id(of.fields["tokenizer.ggml.unknown_token_id"])
-    for name, weight in of.tensors.items():
-        writer.add_tensor(name.replace("ffn_norm", "post_attention_norm"), weight)
-    for name, weight in of_head(head).items():
-        writer.add_tensor(f"blk.{n}.{name}", weight)
+    for tensor, weight in of.tensors.items():
+        writer.add_tensor(tensor.replace("ffn_norm", "post_attention_norm"), weight)
+    for tensor, weight in of_head(head).items():
+        writer.add_tensor(f"blk.{n}.{tensor}", weight)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
