@@ -102,9 +102,9 @@ def trunk(of: Weights, tokens: Tensor, past: Past | None = None) -> tuple[Tensor
 class Head(nn.Module):
     """A draft head with the model's embeddings, norm and output."""
 
-    def __init__(self, of: Weights, n_ff: int = N_FF) -> None:
+    def __init__(self, of: Weights) -> None:
         super().__init__()
-        self.of, self.n_ff = of, n_ff
+        self.of = of
         n, n_kv = of.n_embd, of.n_head_kv * of.head_dim
         self.enorm, self.hnorm = nn.Parameter(torch.ones(n)), nn.Parameter(torch.ones(n))
         self.attn_norm, self.ffn_norm = nn.Parameter(torch.ones(n)), nn.Parameter(torch.ones(n))
@@ -113,8 +113,8 @@ class Head(nn.Module):
         self.q, self.o = nn.Linear(n, n, bias=False), nn.Linear(n, n, bias=False)
         self.k, self.v = nn.Linear(n, n_kv, bias=False), nn.Linear(n, n_kv, bias=False)
         self.router = nn.Linear(n, N_EXPERT, bias=False)
-        self.gate, self.up = (nn.Linear(n, (N_EXPERT + 1) * n_ff, bias=False) for _ in range(2))
-        self.down = nn.Linear((N_EXPERT + 1) * n_ff, n, bias=False)
+        self.gate, self.up = (nn.Linear(n, (N_EXPERT + 1) * N_FF, bias=False) for _ in range(2))
+        self.down = nn.Linear((N_EXPERT + 1) * N_FF, n, bias=False)
         with torch.no_grad():
             self.o.weight.mul_(0.3)
             self.down.weight.mul_(0.3)
@@ -145,7 +145,7 @@ class Head(nn.Module):
         hidden = F.silu(self.gate(seen)) * self.up(seen)
         weights = torch.sigmoid(self.router(seen))
         weights = torch.cat([weights / weights.sum(-1, keepdim=True), torch.ones_like(weights[..., :1])], -1)
-        x = x + self.down((hidden.unflatten(-1, (N_EXPERT + 1, self.n_ff)) * weights[..., None]).flatten(-2))
+        x = x + self.down((hidden.unflatten(-1, (N_EXPERT + 1, N_FF)) * weights[..., None]).flatten(-2))
         states = rms(x, self.head_norm, of.eps)
         return states, states @ of["output.weight"].T
 
@@ -174,26 +174,29 @@ def before(states: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], 1)
 
 
-def losses(head: Head, tokens: Tensor) -> tuple[Tensor, list[float]]:
-    """The loss, and how often each token of a draft is the model's likeliest one."""
-    with torch.no_grad():
-        states, logits = trunk(head.of, tokens)
+def divergence(mine: Tensor, theirs: Tensor) -> Tensor:
+    """Of likelihoods by logits, the mean of all tokens."""
+    mine, theirs = (each.log_softmax(-1).flatten(0, 1) for each in (mine, theirs))
+    return F.kl_div(mine, theirs, log_target=True, reduction="batchmean")
+
+
+def same(mine: Tensor, theirs: Tensor) -> float:
+    """In which share of cases both have the same likeliest token."""
+    return float((mine.argmax(-1) == theirs.argmax(-1)).float().mean())
+
+
+def losses(head: Head, tokens: Tensor, states: Tensor, logits: Tensor) -> tuple[Tensor, list[float]]:
+    """The loss, and how often each token of a draft is the model's likeliest one.
+
+    states, logits: the model's, as trunk() gives them.
+    """
     earlier: list[tuple[Tensor, Tensor]] = []
-    total, held, seen = torch.zeros(()), [], states
+    total, held = torch.zeros(()), []
     for step in range(N_STEPS):
-        seen, guessed = head(tokens, before(seen), earlier)
+        states, guessed = head(tokens, before(states), earlier)
         mine, theirs = guessed[:, step + 1 :], logits[:, step + 1 :]
-        total = (
-            total
-            + F.kl_div(
-                mine.log_softmax(-1).flatten(0, 1),
-                theirs.log_softmax(-1).flatten(0, 1),
-                log_target=True,
-                reduction="batchmean",
-            )
-            * (1.0, 0.5)[step]
-        )
-        held.append(float((mine.argmax(-1) == theirs.argmax(-1)).float().mean()))
+        total = total + divergence(mine, theirs) * (1.0, 0.5)[step]
+        held.append(same(mine, theirs))
     return total, held
 
 
@@ -217,14 +220,16 @@ def train(head: Head, data: Tensor, minutes: float, batch: int, rate: float) -> 
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1, (step + 1) / 50) * (0.5 + 0.5 * math.cos(math.pi * share))
         chosen = rest[torch.randint(len(rest), (batch,))]
-        loss, _ = losses(head, chosen)
+        with torch.no_grad():
+            said = trunk(head.of, chosen)
+        loss, _ = losses(head, chosen, *said)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(head.parameters(), 1.0)
         optimizer.step()
         if step % 100 == 0:
             with torch.no_grad():
-                loss, held = losses(head, held_out)
+                loss, held = losses(head, held_out, *trunk(head.of, held_out))
             shares = [round(share, 3) for share in held]
             print(f"{step} {time.process_time() - begin:.0f} s, loss {loss:.3f}, held {shares}", flush=True)
         step += 1
@@ -253,7 +258,7 @@ def write(of: Weights, head: Head, path: Path, name: str = "stories260K with a d
     writer.add_expert_count(N_EXPERT)
     writer.add_expert_used_count(N_EXPERT)
     writer.add_expert_shared_count(1)
-    writer.add_expert_feed_forward_length(head.n_ff)
+    writer.add_expert_feed_forward_length(N_FF)
     writer.add_expert_weights_norm(True)
     writer.add_expert_weights_scale(1.0)
     writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
@@ -278,8 +283,8 @@ def of_head(head: Head) -> dict[str, np.ndarray]:
     def matrix(weight: Tensor) -> np.ndarray:
         return weight.detach().numpy().astype(np.float16)
 
-    gates, ups = (each.weight.unflatten(0, (N_EXPERT + 1, head.n_ff)) for each in (head.gate, head.up))
-    downs = head.down.weight.unflatten(1, (N_EXPERT + 1, head.n_ff)).transpose(0, 1)
+    gates, ups = (each.weight.unflatten(0, (N_EXPERT + 1, N_FF)) for each in (head.gate, head.up))
+    downs = head.down.weight.unflatten(1, (N_EXPERT + 1, N_FF)).transpose(0, 1)
     parts = {
         "nextn.eh_proj.weight": matrix(head.eh_proj.weight),
         "attn_q.weight": matrix(head.q.weight),

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
-from draft_head import LAYER, N_STEPS, Head, Weights, before, texts, trunk, write
+from draft_head import LAYER, Head, Weights, divergence, losses, same, texts, trunk, write
 from muon import Muon
 from torch import Tensor, nn
 
@@ -23,7 +22,6 @@ SMALL = Path("tests/data/stories260K.gguf")
 N_HEAD, N_FF = 4, 192  # few heads: attention is what rows beside each other share least
 NAME = "a storyteller with a draft head"
 SEED = 20261128
-HEAD_LOSS = (1.0, 0.5)  # of a draft's first and second token, beside the model's own
 
 
 class Llama(nn.Module):
@@ -65,32 +63,15 @@ class Llama(nn.Module):
         return {name: weight.detach().numpy() for name, weight in self.weights.items()}
 
 
-def divergence(mine: Tensor, theirs: Tensor) -> Tensor:
-    """Of likelihoods by logits, the mean of all tokens."""
-    mine, theirs = (each.log_softmax(-1).flatten(0, 1) for each in (mine, theirs))
-    return F.kl_div(mine, theirs, log_target=True, reduction="batchmean")
-
-
-def losses(teacher: Weights, head: Head, tokens: Tensor) -> tuple[Tensor, list[float]]:
+def losses_of_both(teacher: Weights, head: Head, tokens: Tensor) -> tuple[Tensor, list[float]]:
     """The loss of the model and its head, and shares: how often the model's likeliest token is the teacher's,
     and each token of a draft the model's.
     """
-
-    def share(mine: Tensor, theirs: Tensor) -> float:
-        return float((mine.argmax(-1) == theirs.argmax(-1)).float().mean())
-
     with torch.no_grad():
         _, taught = trunk(teacher, tokens)
     states, logits = trunk(head.of, tokens)
-    loss, shares = divergence(logits, taught), [share(logits, taught)]
-    said = logits.detach()
-    earlier: list[tuple[Tensor, Tensor]] = []
-    for step in range(N_STEPS):
-        states, guessed = head(tokens, before(states), earlier)
-        mine, theirs = guessed[:, step + 1 :], said[:, step + 1 :]
-        loss = loss + HEAD_LOSS[step] * divergence(mine, theirs)
-        shares.append(share(mine, theirs))
-    return loss, shares
+    of_head, held = losses(head, tokens, states, logits.detach())
+    return divergence(logits, taught) + of_head, [same(logits, taught), *held]
 
 
 def train(
@@ -104,7 +85,7 @@ def train(
     held_out, rest = data[:32], data[32:]
     begin, step = time.process_time(), 0
     while (share := (time.process_time() - begin) / 60 / minutes) < 1:
-        loss, _ = losses(teacher, head, rest[torch.randint(len(rest), (batch,))])
+        loss, _ = losses_of_both(teacher, head, rest[torch.randint(len(rest), (batch,))])
         loss.backward()
         nn.utils.clip_grad_norm_(head.parameters(), 1.0)
         now = rate * min(1, (step + 1) / 50) * (0.02 + 0.98 * min(1, 1.5 * (1 - share)))
@@ -115,7 +96,7 @@ def train(
         adam.zero_grad()
         if step % 20 == 0:
             with torch.no_grad():
-                loss, shares = losses(teacher, head, held_out)
+                loss, shares = losses_of_both(teacher, head, held_out)
             seconds = time.process_time() - begin
             found = [round(each, 3) for each in shares]
             print(f"{step} {seconds:.0f} s, loss {loss:.3f}, the same {found}", flush=True)

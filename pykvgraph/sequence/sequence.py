@@ -235,7 +235,8 @@ class TokenSequence(NotCopied):
         each layer has a window or a state, or a policy can't decode those tokens once more
         (context.second_reading). Nothing is changed then.
         """
-        n_wanted, _ = integer(n_cells, "n_cells", 1), checked_composite(composite, checked_policy(policy))
+        n_wanted = integer(n_cells, "n_cells", 1)
+        checked_composite(composite, checked_policy(policy))
         self._recover()
         self._require_known()
         report = (self._compose if composite else self.forget_some)(lambda _: n_wanted, policy)
@@ -382,8 +383,10 @@ class TokenSequence(NotCopied):
     def _require_known(self) -> None:
         """Raises InvalidArgumentError where _is_stale()."""
         if self._is_stale():
-            said = "has lost cells of this text, or other adapters take part than when it was decoded"
-            raise InvalidArgumentError(f"sequence {self._seq} of the cache {said}: set() it again")
+            raise InvalidArgumentError(
+                f"sequence {self._seq} of the cache has lost cells of this text, or other adapters take part "
+                "than when it was decoded: set() it again"
+            )
 
     def _switch(self, earlier: PrefixIndex, wanted: array[int], n_common: int) -> int:
         """Puts the text away where much of it goes, and takes one that begins more like the wanted one.

@@ -30,6 +30,7 @@ kvpress: Any = pytest.importorskip("kvpress", reason="kvpress is compared where 
 
 N = 200
 IDS = random_ids(N, N_VOCAB)
+OPTIONS: dict[str, Any] = {"n_ctx": 256, "n_batch": 256, "type_k": "f32", "type_v": "f32"}
 QWEN3 = ArchSpec("qwen3", n_layer=3)
 NAMES = {
     "attn_norm": "input_layernorm",
@@ -118,8 +119,7 @@ def test_as_kvpress(
     """The same scores, and so the same cells are kept."""
     expected, logits = scores_of(getattr(kvpress, press), theirs(spec))
     path = model_file(spec) if isinstance(spec, ModelSpec) else architecture(spec)
-    options: dict[str, Any] = {"n_ctx": 256, "n_batch": 256, "type_k": "f32", "type_v": "f32"}
-    with kvg.Model(path, device="cpu") as model, open_context(model, **options) as ctx:
+    with kvg.Model(path, device="cpu") as model, open_context(model, **OPTIONS) as ctx:
         text = kvg.Sequence(ctx)
         assert text.set(IDS).last.logits == pytest.approx(logits, abs=1e-3)
         read_again(ctx, 0, IDS[-(N - n_scored or 1) :])
@@ -158,8 +158,7 @@ def test_logits_as_with_kvpress(
         at = torch.tensor([N])
         rows = model(torch.tensor([[7]]), past_key_values=cache, position_ids=at[None], cache_position=at)
     path = model_file(spec) if isinstance(spec, ModelSpec) else architecture(spec)
-    options: dict[str, Any] = {"n_ctx": 256, "n_batch": 256, "type_k": "f32", "type_v": "f32"}
-    with kvg.Model(path, device="cpu") as loaded, open_context(loaded, **options) as ctx:
+    with kvg.Model(path, device="cpu") as loaded, open_context(loaded, **OPTIONS) as ctx:
         text = kvg.Sequence(ctx)
         before = text.set([*IDS, 7]).last.logits
         text.go_back(N)
