@@ -191,9 +191,12 @@ class Stepper:
             else:
                 self._wait()
             return
+        saying = 0.0
         for decoded in self._model_run.run(chunks):
+            since = time.perf_counter()
             self._postprocess.process(decoded)
-        self._learn(chunks, time.perf_counter() - begin)
+            saying += time.perf_counter() - since
+        self._learn(chunks, time.perf_counter() - begin, saying)
 
     def _make_way(self) -> None:
         """What is done in idle time stops where somebody has asked; next turns come before prefixes."""
@@ -303,12 +306,12 @@ class Stepper:
         elif self._fetches and self._fetches.any and not self._readings.has_begun:
             self._fetches.wait()
 
-    def _learn(self, chunks: list[Chunk], seconds: float) -> None:
-        """What the step took."""
+    def _learn(self, chunks: list[Chunk], seconds: float, saying: float) -> None:
+        """What the step took, and what of that choosing and handing out its tokens did."""
         n_decoding = sum(chunk.decodes for chunk in chunks)
         n_of_prompts = sum(chunk.n for chunk in chunks) - n_decoding
         self._budget.learn(n_decoding, n_of_prompts, seconds)
         if self._speculation:
-            self._speculation.time(chunks, seconds)
+            self._speculation.time(chunks, seconds - saying)
         self._counts["steps"] += 1
         self._counts["stepped_texts"] += len(chunks)

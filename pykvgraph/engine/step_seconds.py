@@ -1,12 +1,13 @@
-"""What steps took, as averages that follow the last ones."""
+"""What steps take, as averages that follow the last ones."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 
 _WEIGHT = 0.2  # of the newest, in an average
-_MOST = 3.0  # times the average that one step counts at most: machines are busy with other things, too
+_MOST = 1.25  # times what was expected that one step counts at most: it made a graph, or the machine was busy
 _EACH = 0.1  # of a step: what a token more takes, while nothing is known
+_NEAR = 32  # tokens: texts that have so many more than in the step before are the same ones
 
 
 def averaged(before: float, now: float) -> float:
@@ -15,37 +16,61 @@ def averaged(before: float, now: float) -> float:
 
 
 class StepSeconds:
-    """Averages by number of tokens, and lines between them. For steps of few tokens, each of another text
-    or at the end of one: what they have in the cache is not looked at."""
+    """A level, which follows the last steps, times a factor for each number of tokens; lines between factors.
+
+    A step takes longer the more its texts have in the cache: the level follows that. A factor is learnt from
+    steps that follow one of another number of tokens with the same texts, so there it cancels out. The first
+    step of so many tokens makes their graph, too, and counts only until there is a second one.
+    """
 
     def __init__(self) -> None:
         self._rows: list[int] = []  # sorted
-        self._seconds: dict[int, float] = {}
+        self._factors: dict[int, float] = {}
+        self._once: set[int] = set()  # numbers of tokens that one step had
+        self._level = 0.0  # seconds
+        self._last = 0  # tokens of the last step
+        self._depth = 0
 
-    def learn(self, n_rows: int, seconds: float) -> None:
-        """What a step took."""
-        before = self._seconds.get(n_rows)
-        if before is None:
+    def learn(self, n_rows: int, seconds: float, depth: int = 0) -> None:
+        """What a step took. depth: tokens that its texts have in the cache, all together."""
+        is_near = abs(depth - self._depth) <= _NEAR
+        is_switch = n_rows != self._last
+        self._last, self._depth = n_rows, depth
+        if n_rows not in self._factors:
+            factor = self._factor(n_rows)
             insort(self._rows, n_rows)
-            self._seconds[n_rows] = seconds
+            self._once.add(n_rows)
+            self._factors[n_rows] = seconds / self._level if self._level and is_near else factor
+            self._level = self._level or seconds
+        elif not is_near:
+            self._level = seconds / self._factors[n_rows]
+        elif n_rows in self._once:
+            self._once.remove(n_rows)
+            self._factors[n_rows] = seconds / self._level
         else:
-            self._seconds[n_rows] = averaged(before, min(seconds, _MOST * before))
+            ratio = min(seconds / max(self.of(n_rows), 1e-9), _MOST)
+            self._level = averaged(self._level, self._level * ratio)
+            if is_switch:
+                self._factors[n_rows] = averaged(self._factors[n_rows], self._factors[n_rows] * ratio)
 
     def of(self, n_rows: int) -> float:
         """What a step is expected to take; 0.0: no step was measured."""
-        found = self._seconds.get(n_rows)
+        return self._level * self._factor(n_rows)
+
+    def _factor(self, n_rows: int) -> float:
+        found = self._factors.get(n_rows)
         if found is not None or not self._rows:
-            return found or 0.0
+            return 1.0 if found is None else found
         at = bisect_left(self._rows, n_rows)
         if at == 0:
-            return self._seconds[self._rows[0]]
+            return self._factors[self._rows[0]]
         low = self._rows[at - 1]
         if at < len(self._rows):
             high = self._rows[at]
-            each = (self._seconds[high] - self._seconds[low]) / (high - low)
+            each = (self._factors[high] - self._factors[low]) / (high - low)
         elif at > 1:
             first = self._rows[0]
-            each = (self._seconds[low] - self._seconds[first]) / (low - first)
+            each = (self._factors[low] - self._factors[first]) / (low - first)
         else:
-            each = _EACH * self._seconds[low]
-        return self._seconds[low] + each * (n_rows - low)
+            each = _EACH * self._factors[low]
+        return self._factors[low] + each * (n_rows - low)

@@ -34,7 +34,7 @@ class HeadDrafter:
         """For each text at most so many tokens that may follow it; make_room(n): for so many cells."""
         each = self._last.each
         texts = [
-            DraftedText(sequence.seq, sequence.ids[-1], gate.n_drafted(sequence.record.rate(0), most, each))
+            DraftedText(sequence.seq, sequence.ids[-1], gate.n_drafted(self._last.rate(sequence), most, each))
             for sequence, most in asked
         ]
         begin = time.perf_counter()

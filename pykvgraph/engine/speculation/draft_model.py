@@ -36,7 +36,9 @@ class ModelDrafter:
     ) -> list[list[int]]:
         """For each text at most so many tokens that may follow it; the engine's cells are not needed."""
         each = self._last.each
-        wanted = [(sequence, gate.n_drafted(sequence.record.rate(0), most, each)) for sequence, most in asked]
+        wanted = [
+            (sequence, gate.n_drafted(self._last.rate(sequence), most, each)) for sequence, most in asked
+        ]
         found: list[list[int]] = [[] for _ in wanted]
         begin = time.perf_counter()
         try:

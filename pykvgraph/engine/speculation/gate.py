@@ -20,8 +20,9 @@ class Acceptance:
         self.drafted = 0
         self.accepted = 0
         self._pause = self._left = 0  # steps
-        self._held = [1.0] * (len(_LONG) + 1)
-        self._tried = [2.0] * (len(_LONG) + 1)
+        self._held = [0.0] * (len(_LONG) + 1)
+        self._tried = [0.0] * (len(_LONG) + 1)
+        self._unknown = [2.0] * (len(_LONG) + 1)  # guesses that count as the usual ones do
 
     def is_due(self) -> bool:
         """Whether to look for a draft in this step: less and less often while nothing comes of it."""
@@ -33,10 +34,11 @@ class Acceptance:
         self._pause = 0 if something else min(self._pause + 1, _LONGEST_PAUSE)
         self._left = self._pause
 
-    def rate(self, n_same: int) -> float:
-        """The share of guesses of this kind that hold; a half while nothing is known."""
+    def rate(self, n_same: int, usual: float = 0.5) -> float:
+        """The share of guesses of this kind that hold; usual: while nothing is known."""
         kind = _kind(n_same)
-        return self._held[kind] / self._tried[kind]
+        unknown = self._unknown[kind]
+        return (self._held[kind] + unknown * usual) / (self._tried[kind] + unknown)
 
     def learn(self, n_same: int, n: int, n_held: int) -> None:
         """Of n tokens that were guessed so many held, and the next one, if there was one, didn't."""
@@ -44,6 +46,7 @@ class Acceptance:
         for held in (True,) * n_held + (False,) * (n_held < n):
             self._held[kind] = self._held[kind] * _KEPT + held
             self._tried[kind] = self._tried[kind] * _KEPT + 1
+            self._unknown[kind] *= _KEPT
 
 
 def _kind(n_same: int) -> int:

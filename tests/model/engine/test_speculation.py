@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ from support.recurrent import MAMBA2
 from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
-from pykvgraph.engine import model_run
+from pykvgraph.engine import model_run, postprocess
 from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.scheduler import Chunk
 from pykvgraph.engine.speculation import drafters, gate, speculation
+from pykvgraph.engine.step_seconds import StepSeconds
 
 SPECS = [*KINDS, SINKS, MAMBA2]
 
@@ -246,6 +248,34 @@ def test_steps_whose_drafts_are_too_slow_are_counted(
         stats = engine.stats()
     assert (stats.drafted > 0) == pays
     assert stats.drafts_refused == {"busy": 0, "slow": 0 if pays else 18, "cells": 0}
+
+
+def test_a_step_is_timed_without_making_drafts_and_without_saying(
+    small: kvg.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gate adds the seconds for making a draft itself, and what is said takes as long without drafts."""
+    drafts, process, learn = Always.drafts, postprocess.Postprocess.process, StepSeconds.learn
+    timed: list[float] = []
+
+    def slowly(done: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            time.sleep(0.2)
+            return done(*args)
+
+        return run
+
+    def learned(self: StepSeconds, n_rows: int, seconds: float, depth: int) -> None:
+        timed.append(seconds)
+        learn(self, n_rows, seconds, depth)
+
+    monkeypatch.setattr(Always, "drafts", slowly(drafts))
+    monkeypatch.setattr(postprocess.Postprocess, "process", slowly(process))
+    monkeypatch.setattr(StepSeconds, "learn", learned)
+    monkeypatch.setattr(drafters, "NgramDrafter", lambda: Always(3))
+    with kvg.Engine(small, n_ctx=128, n_seq_max=1, background=False, draft="ngram", **F32) as engine:
+        engine.submit([5, 6, 7], kvg.SamplingParams(max_tokens=5, logit_bias={9: 1e6})).result()
+    assert timed
+    assert min(timed) < 0.2
 
 
 def test_drafts_make_way_for_what_others_hold(small: kvg.Model, monkeypatch: pytest.MonkeyPatch) -> None:

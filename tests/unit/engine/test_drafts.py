@@ -83,8 +83,41 @@ def test_seconds_between_those_that_were_measured_are_on_a_line() -> None:
     assert 1.0 < seconds.of(2) < seconds.of(9)
     seconds.learn(5, 3.0)
     assert [seconds.of(n) for n in (1, 2, 3, 5, 7)] == [1.0, 1.5, 2.0, 3.0, 4.0]
-    seconds.learn(5, 30.0)  # something else ran meanwhile
-    assert seconds.of(5) == pytest.approx(3.0 + 0.2 * 6.0)
+    seconds.learn(5, 3.0)
+    seconds.learn(5, 30.0)  # something else ran meanwhile: it counts as a quarter more
+    assert seconds.of(5) == pytest.approx(3.0 + 0.2 * 0.75)
+
+
+def test_seconds_of_deeper_texts_do_not_tell_sizes_apart() -> None:
+    """Steps of 3 tokens take 1.3 times as long as steps of one, and all take longer from token to token."""
+    seconds, depth = StepSeconds(), 0
+    for i in range(400):
+        n_rows = 1 if i % 100 in (98, 99) else 3  # a text says its last tokens alone
+        depth = depth + n_rows if i % 100 else 20
+        seconds.learn(n_rows, (1.0 + depth / 200) * (1.3 if n_rows == 3 else 1.0), depth)
+        if i > 300:
+            assert seconds.of(3) / seconds.of(1) == pytest.approx(1.3, rel=0.05)
+
+
+def test_the_step_that_makes_a_graph_does_not_count_for_long() -> None:
+    seconds = StepSeconds()
+    for n_rows in (1, 3):
+        seconds.learn(n_rows, 10.0)
+        for _ in range(2):
+            seconds.learn(n_rows, float(n_rows))
+    assert seconds.of(3) / seconds.of(1) == pytest.approx(3.0)
+
+
+def test_a_new_text_has_the_usual_rate_until_its_own_is_known() -> None:
+    record = Acceptance()
+    assert record.rate(0) == 0.5
+    assert record.rate(0, 0.9) == pytest.approx(0.9)
+    for _ in range(100):
+        record.learn(0, 2, 0)
+    assert record.rate(0, 0.9) < 0.05
+    for _ in range(100):
+        record.learn(9, 8, 8)
+    assert record.rate(9) > 0.99  # a draft of 16 such tokens is worth making
 
 
 def gate(**seconds: float) -> Gate:
