@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import NamedTuple
 
 from pykvgraph.context.cell_scores import POLICIES, TextCells
@@ -12,12 +13,14 @@ from pykvgraph.context.document import require_holdable
 from pykvgraph.context.forgetting import N_SINKS, drop, lowest, may_go
 from pykvgraph.context.repetition import N_PART, Repetition, n_of_part
 from pykvgraph.context.second_reading import require_attention
+from pykvgraph.engine.compressed_records import CompressedRecords
 from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.running_set import RunningSet
 from pykvgraph.errors import KVGraphError
 from pykvgraph.model.adapter import Active
 from pykvgraph.prefix import block
 from pykvgraph.prefix.node import ALL, Origin
+from pykvgraph.tiers.record import Name
 
 N_KEPT = 4  # compressed prefixes at a time; each has a sequence of the cache
 LEAST = 512  # tokens of a prefix: shorter ones are read soon
@@ -68,12 +71,15 @@ class CompressedPrefixes:
     Raises UnsupportedError where it isn't known what tokens attend to, and for layers with windows or states.
     """
 
-    def __init__(self, ctx: Context, running_set: RunningSet, share: float) -> None:
+    def __init__(
+        self, ctx: Context, running_set: RunningSet, share: float, records: CompressedRecords | None = None
+    ) -> None:
         require_attention(ctx)
         require_holdable(ctx.kv, False)
         self._ctx = ctx
         self._running_set = running_set
         self._share = share
+        self._records = records
         self._free = [running_set.scheduler.borrow() for _ in range(N_KEPT)]
         self._noted: OrderedDict[bytes, Prefix] = OrderedDict()
         self._kept: OrderedDict[bytes, Kept] = OrderedDict()  # by salt; the first was used longest ago
@@ -105,7 +111,8 @@ class CompressedPrefixes:
         if n >= LEAST:
             prefix = Prefix(sequence.ids[:n], sequence.salt, sequence.adapters)
             salt = prefix.compressed_salt
-            if salt not in self._kept and (self._job is None or self._job.prefix != prefix):
+            is_there = salt in self._kept or (self._records and self._records.has(prefix.ids, prefix.salt))
+            if not is_there and (self._job is None or self._job.prefix != prefix):
                 self._noted[salt] = prefix
             while len(self._noted) > _N_NOTED:
                 self._noted.popitem(last=False)
@@ -113,15 +120,34 @@ class CompressedPrefixes:
     def best(self, sequence: RequestSequence, n_had: int) -> Kept | None:
         """The longest that a text which asks for one begins with, unless the cache has much more of it.
 
-        n_had: how much that is. A text that began without goes on without, and so does one with a window.
+        n_had: how much that is.
         """
-        began_without = sequence.n_cached >= 0 and not sequence.use.edited
-        if not sequence.terms.compressed or sequence.window is not None or began_without:
+        if not _may_have(sequence):
             return None
         self._lose()
         found = [each for each in self._kept.values() if _begins(sequence, each)]
         kept = max(found, key=lambda each: each.n, default=None)
         return kept if kept is not None and n_had < kept.n + LEAST else None
+
+    def is_coming(self, sequence: RequestSequence, fits: Callable[[RequestSequence], bool]) -> bool:
+        """Whether the text should wait: one that best() would like more is on its way from the tiers.
+
+        One that has come is kept from now on, as if it had just been read. fits: whether there are as many
+        cells as the text would take without.
+        """
+        if self._records is None or not _may_have(sequence):
+            return False
+        self._lose()
+        n_had = self._index.find(sequence.ids, len(sequence.ids) - 1, sequence.exact_salt).n
+        kept = self.best(sequence, n_had)
+        name = self._records.longest(sequence.ids, sequence.exact_salt, n_had)
+        if name is None or (kept and kept.n >= name.span.stop):
+            return False
+        if self._records.is_coming(name, n_had):
+            return True
+        if fits(sequence) and self._index.make_room(name.span.stop):
+            self._load(name, sequence)
+        return False
 
     def show(self, sequence: RequestSequence, kept: Kept) -> bool:
         """Its empty sequence gets the cells; False: it can't, and is empty."""
@@ -160,13 +186,17 @@ class CompressedPrefixes:
             self._job.repetition.give_up()
 
     def give_up(self) -> bool:
-        """Others may have the cells of what is being read, or was used longest ago; False: there is none."""
+        """Others may have the cells of what is being read, or was used longest ago; False: there is none.
+
+        What is given up goes to the tiers, where it is already unless that had made way, too.
+        """
         if self._job is not None:
             self._drop_job()
             return True
         if not self._kept:
             return False
         _, kept = self._kept.popitem(last=False)
+        self._save(kept)
         self._empty(kept.seq)
         return True
 
@@ -212,6 +242,25 @@ class CompressedPrefixes:
             n_exact = int(places[0])
         kept = Kept(job.prefix, job.seq, n_exact)
         self._kept[job.prefix.compressed_salt], self._job = kept, None
+        self._save(kept)
+
+    def _save(self, kept: Kept) -> None:
+        if self._records is not None and self._index is self._running_set.index:
+            self._records.save(kept.prefix.ids, kept.prefix.salt, kept.seq)
+
+    def _load(self, name: Name, sequence: RequestSequence) -> None:
+        """From the tiers into a sequence of its own, with what the text begins with; or it can't be had."""
+        assert self._records is not None
+        if not self._free:
+            self.give_up()
+        seq = self._free.pop()
+        n_exact = self._records.load(name, seq)
+        if n_exact is None:
+            self._empty(seq)
+            self._running_set.start_over_if_broken()
+            return
+        prefix = Prefix(sequence.ids[: name.span.stop], sequence.exact_salt, sequence.adapters)
+        self._kept[prefix.compressed_salt] = Kept(prefix, seq, n_exact)
 
     def _drop_job(self) -> None:
         if self._job is not None:
@@ -244,6 +293,12 @@ class _Reread:
         self._ctx.set_adapters(self.prefix.adapters)
         self.repetition.read(min(self.repetition.n_next, _N_AT_ONCE, self._ctx.n_ubatch))
         return not self.repetition.n_left
+
+
+def _may_have(sequence: RequestSequence) -> bool:
+    """Whether it asks for one. Who began without goes on without, and so does a text with a window."""
+    began_without = sequence.n_cached >= 0 and not sequence.use.edited
+    return sequence.terms.compressed and sequence.window is None and not began_without
 
 
 def _begins(sequence: RequestSequence, kept: Kept) -> bool:

@@ -71,9 +71,10 @@ class Entry:
             if sequence.n_seqs > scheduler.n_free_seqs:
                 return
             if sequence.own is not None:
-                fits = self._admission.fits(scheduler.running, sequence, 0)
-                if not (fits and self._running_set.put_back(sequence, sequence.own)):
+                if not (self._fits(sequence) and self._running_set.put_back(sequence, sequence.own)):
                     return
+                continue
+            if self._compressed and self._compressed.is_coming(sequence, self._fits):
                 continue
             found = self._find(sequence)
             kept = self._kept(sequence, found.n)
@@ -189,6 +190,10 @@ class Entry:
             self._begin(sequence, known)
         return True
 
+    def _fits(self, sequence: RequestSequence) -> bool:
+        """Whether it could run if the cache had nothing of it."""
+        return self._admission.fits(self._scheduler.running, sequence, 0)
+
     def _kept(self, sequence: RequestSequence, n_had: int) -> Kept | None:
         """The compressed prefix that it may begin with, where the cache has n_had of its tokens."""
         return self._compressed.best(sequence, n_had) if self._compressed else None
@@ -197,7 +202,7 @@ class Entry:
         """It runs behind a compressed prefix; False: it can't, and is empty."""
         if not (self._compressed and self._compressed.show(sequence, kept)):
             return False
-        if not self._admission.fits(self._scheduler.running, sequence, 0):
+        if not self._fits(sequence):
             self._running_set.release(sequence)
             return False
         self._begin(sequence, 0)
@@ -207,7 +212,7 @@ class Entry:
         """It runs as an earlier text with other tokens in its midst; False: it can't, and is empty."""
         if not self._edits.make(sequence, edit):
             return False
-        if not self._admission.fits(self._scheduler.running, sequence, 0):
+        if not self._fits(sequence):
             self._running_set.release(sequence)
             return False
         self._begin(sequence, 0, edit=edit)

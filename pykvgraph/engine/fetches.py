@@ -19,9 +19,9 @@ from pykvgraph.errors import InvalidArgumentError, KVGraphError
 from pykvgraph.kv_cache.reserved_cells import Incoming, Place
 from pykvgraph.prefix import block
 from pykvgraph.prefix.match import Found, Match
-from pykvgraph.tiers.loader import Loader, Prefetch, places_for
+from pykvgraph.tiers.loader import Loader, Prefetch, ToMemory, places_for
 from pykvgraph.tiers.peers import LoadRate
-from pykvgraph.tiers.record import REASONS, Reason
+from pykvgraph.tiers.record import REASONS, Name, Reason
 from pykvgraph.tiers.rows import Saver
 from pykvgraph.tiers.search import parts_of
 from pykvgraph.tiers.store import Store
@@ -31,6 +31,7 @@ _PATIENCE = 2.0  # times the seconds of decoding
 _LEAST_PATIENCE = 1.0  # seconds
 _WAIT = 0.01  # seconds, until whoever waits looks for news
 _CLOSE_SECONDS = 10.0
+_N_FAILED = 64  # records that are not tried again
 
 
 class Fetches:
@@ -46,14 +47,16 @@ class Fetches:
         self._seconds = decode_seconds(ctx)
         self._rate = LoadRate()
         self._running: list[RequestSequence] = []
+        self._to_memory: dict[bytes, tuple[ToMemory, float]] = {}  # and until when somebody waits
         self._news = threading.Event()
         self._loader = Loader(store, self._geometry, ctx.swa_full, self._news.set)
+        self.failed: dict[bytes, None] = {}  # keys of records that are not made of blocks, the oldest first
         self._told: set[Reason] = set()
 
     @property
     def any(self) -> bool:
         """Whether anything is on its way."""
-        return bool(self._running)
+        return bool(self._running or self._to_memory)
 
     def wait(self) -> None:
         """Until something has come, or for a moment."""
@@ -97,10 +100,9 @@ class Fetches:
             else None
         )
         if incoming is None:
-            return self._miss("no-room")
+            return self.miss("no-room")
         job = Prefetch(plan.names, incoming)
-        late = time.monotonic() + max(_LEAST_PATIENCE, _PATIENCE * plan.seconds)
-        sequence.fetch = Fetch(plan, job, late)
+        sequence.fetch = Fetch(plan, job, _late(plan.seconds))
         self._running.append(sequence)
         self._loader.add(job)
         return True
@@ -112,8 +114,45 @@ class Fetches:
         except (KVGraphError, MemoryError):
             return None
 
+    # ---- records that are not made of blocks
+
+    def pays(self, name: Name, n_had: int) -> bool:
+        """Whether to load a record is faster than to decode as many tokens behind n_had."""
+        cost = self._rate.cost([self.store.size_of(name.key)])
+        return self._rate.seconds(cost) < self._seconds(n_had, name.span.stop)
+
+    def is_coming(self, name: Name, n_had: int) -> bool:
+        """Whether a record is on its way from the disk to memory, where it is wanted now."""
+        key = name.key
+        if key in self._to_memory:
+            return True
+        if key in self.failed or self._loader.is_stuck or not self.store.size_of(key)[1]:
+            return False
+        job = ToMemory(name)
+        self._to_memory[key] = job, _late(self._seconds(n_had, name.span.stop))
+        self._loader.add(job)
+        return True
+
+    def fail(self, key: bytes) -> None:
+        """It isn't tried again."""
+        self.failed[key] = None
+        if len(self.failed) > _N_FAILED:
+            del self.failed[next(iter(self.failed))]
+
+    def _settle(self) -> None:
+        """Records that have come, or that nobody waits for any longer."""
+        for key, (job, late) in [*self._to_memory.items()]:
+            is_late = not job.is_done and time.monotonic() > late
+            if is_late or job.is_done:
+                del self._to_memory[key]
+                job.is_cancelled = True
+            if is_late or job.reason is not None:
+                self.fail(key)
+                self.miss(job.reason or "late")
+
     def finished(self) -> list[tuple[RequestSequence, Fetch]]:
         """The texts whose rows have come, or won't come, with what they waited for."""
+        self._settle()
         now, found, left = time.monotonic(), [], []
         for sequence in self._running:
             fetch = sequence.fetch
@@ -132,7 +171,7 @@ class Fetches:
         sequence.fetch = None
         if not job.is_done or job.reason is not None:
             job.cancel()
-            return self._miss(job.reason or "late")
+            return self.miss(job.reason or "late")
         assert sequence.last is not None
         try:
             job.show(self._ctx.kv, sequence.seq, plan.n)
@@ -143,7 +182,7 @@ class Fetches:
                 running_set.index.add_point(sequence.last, sequence.ids, plan.n, sequence.seq)
         except (KVGraphError, MemoryError):
             job.cancel()
-            return self._miss("device")
+            return self.miss("device")
         self.n_loaded += plan.n - plan.found.n
         self._rate.learn(plan.cost, job.seconds)
         return True
@@ -153,6 +192,8 @@ class Fetches:
         for sequence in self._running:
             if sequence.fetch is not None:
                 sequence.fetch.job.cancel()
+        for job, _ in self._to_memory.values():
+            job.is_cancelled = True
         self._running.clear()
         self._loader.close()
         if running_set is not None:
@@ -184,12 +225,18 @@ class Fetches:
             misses={reason: misses[reason] for reason in REASONS},
         )
 
-    def _miss(self, reason: Reason) -> bool:
+    def miss(self, reason: Reason) -> bool:
+        """Counts one; False."""
         self.misses[reason] += 1
         if reason not in self._told and reason != "no-room":
             self._told.add(reason)
             _log.warning("a prefix could not be loaded (%s): it is decoded instead", reason)
         return False
+
+
+def _late(seconds: float) -> float:
+    """Until when a text waits for what it could decode in so many seconds."""
+    return time.monotonic() + max(_LEAST_PATIENCE, _PATIENCE * seconds)
 
 
 def decode_seconds(ctx: Context) -> Callable[[int, int], float]:

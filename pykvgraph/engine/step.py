@@ -9,6 +9,7 @@ from pykvgraph.context.context import Context
 from pykvgraph.engine.admission import Admission
 from pykvgraph.engine.commands import CommandQueue
 from pykvgraph.engine.compressed import CompressedPrefixes
+from pykvgraph.engine.compressed_records import CompressedRecords
 from pykvgraph.engine.context_shifts import shift_full
 from pykvgraph.engine.entry import Entry
 from pykvgraph.engine.fetches import Fetches
@@ -82,7 +83,12 @@ class Stepper:
         self._readings = Readings(ctx, running_set, self._admission)
         self._has_read = False  # whether a part of a reading was decoded in the step before, or in this one
         self._counts = counts = Counter[str]()
-        self._compressed = None if compress is None else CompressedPrefixes(ctx, running_set, compress)
+        self._compressed = None
+        if compress is not None:
+            records = (
+                CompressedRecords(ctx, saver, self._fetches, compress) if saver and self._fetches else None
+            )
+            self._compressed = CompressedPrefixes(ctx, running_set, compress, records)
         self._entry = Entry(
             running_set,
             self._admission,

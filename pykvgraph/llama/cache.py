@@ -13,7 +13,7 @@ from pykvgraph.model.adapter import key_of
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.sequence.sequence import N_CHECKPOINTS
-from pykvgraph.tiers.loader import Prefetch, fill, places_for
+from pykvgraph.tiers.loader import Prefetch, places_for
 from pykvgraph.tiers.options import Tiers
 from pykvgraph.tiers.rows import Saver
 from pykvgraph.tiers.search import parts_of
@@ -111,7 +111,7 @@ class KeptPrefixes:
         try:
             self.earlier.make_room(end)
             job = Prefetch(names, kv.reserve(places_for(names, self._geometry, self._ctx.swa_full)))
-            fill(job, self._store, self._geometry, self._ctx.swa_full)
+            job.fill(self._store, self._geometry, self._ctx.swa_full)
             if job.reason is None:
                 job.show(kv, 0, n)
                 return n

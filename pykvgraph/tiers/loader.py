@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +17,23 @@ from pykvgraph.kv_cache.reserved_cells import Incoming, Place
 from pykvgraph.kv_cache.saved.cells import SavedState
 from pykvgraph.kv_cache.saved.geometry import Geometry
 from pykvgraph.prefix import block
-from pykvgraph.tiers.record import MissError, Name, Reason, unpack
+from pykvgraph.tiers.record import MissError, Name, Reason, Record, unpack
 from pykvgraph.tiers.store import Store
+
+
+@contextlib.contextmanager
+def checked(store: Store, name: Name) -> Iterator[Record]:
+    """A record, which stays in memory in the block of a `with`; one that isn't what it says is dropped.
+
+    Raises MissError, also what the block raises of it.
+    """
+    try:
+        with store.load(name) as record:
+            yield record
+    except MissError as miss:
+        if miss.reason in ("foreign", "damaged", "other"):
+            store.forget(name.key)
+        raise
 
 
 class Prefetch:
@@ -45,6 +61,20 @@ class Prefetch:
         if n < self.names[-1].span.stop:
             kv.seq_rm(seq, n, -1)
 
+    def fill(self, store: Store, geometry: Geometry, swa_full: bool) -> None:
+        """Writes the rows of all parts, unless it is cancelled; `reason` says why not."""
+        begin = time.perf_counter()
+        try:
+            for name in self.names:
+                if self.is_cancelled:
+                    break
+                _load(self, name, store, geometry, swa_full)
+        except MissError as miss:
+            self.reason = miss.reason
+        except (KVGraphError, MemoryError):  # it was cancelled, perhaps
+            self.reason = "device"
+        self.seconds = time.perf_counter() - begin
+
     def cancel(self) -> None:
         """Its cells are empty again; nothing more is written into them."""
         self.is_cancelled = True
@@ -65,6 +95,23 @@ def places_for(names: Sequence[Name], geometry: Geometry, swa_full: bool) -> lis
     return places
 
 
+class ToMemory:
+    """A record that is read from the disk into memory. is_done, reason: as a Prefetch has them."""
+
+    def __init__(self, name: Name) -> None:
+        self._name = name
+        self.reason: Reason | None = None
+        self.is_done = self.is_cancelled = False
+
+    def fill(self, store: Store, geometry: Geometry, swa_full: bool) -> None:
+        """Reads it."""
+        try:
+            with checked(store, self._name):
+                pass
+        except MissError as miss:
+            self.reason = miss.reason
+
+
 class Loader:
     """Loads one prefix after the other. notify: is called after each of them, in the loader's thread."""
 
@@ -73,8 +120,8 @@ class Loader:
         self._geometry = geometry
         self._swa_full = swa_full
         self._notify = notify
-        self._waiting: queue.SimpleQueue[Prefetch | None] = queue.SimpleQueue()
-        self.current: Prefetch | None = None
+        self._waiting: queue.SimpleQueue[Prefetch | ToMemory | None] = queue.SimpleQueue()
+        self.current: Prefetch | ToMemory | None = None
         self._thread = threading.Thread(target=self._run, name="pykvgraph loader", daemon=True)
         self._thread.start()
 
@@ -84,9 +131,9 @@ class Loader:
         current = self.current
         return current is not None and current.is_cancelled
 
-    def add(self, prefetch: Prefetch) -> None:
+    def add(self, job: Prefetch | ToMemory) -> None:
         """To be done when those before it are."""
-        self._waiting.put(prefetch)
+        self._waiting.put(job)
 
     def close(self) -> None:
         """It ends when what it does now is done; nobody waits for that for longer than a second."""
@@ -94,37 +141,17 @@ class Loader:
         self._thread.join(1.0)
 
     def _run(self) -> None:
-        while (prefetch := self._waiting.get()) is not None:
-            self.current = prefetch
-            fill(prefetch, self._store, self._geometry, self._swa_full)
+        while (job := self._waiting.get()) is not None:
+            self.current = job
+            job.fill(self._store, self._geometry, self._swa_full)
             self.current = None
-            prefetch.is_done = True
+            job.is_done = True
             self._notify()
 
 
-def fill(prefetch: Prefetch, store: Store, geometry: Geometry, swa_full: bool) -> None:
-    """Writes the rows of all parts, unless it is cancelled; prefetch.reason says why not."""
-    begin = time.perf_counter()
-    try:
-        for name in prefetch.names:
-            if prefetch.is_cancelled:
-                break
-            _load(prefetch, name, store, geometry, swa_full)
-    except MissError as miss:
-        prefetch.reason = miss.reason
-    except (KVGraphError, MemoryError):  # it was cancelled, perhaps
-        prefetch.reason = "device"
-    prefetch.seconds = time.perf_counter() - begin
-
-
 def _load(prefetch: Prefetch, name: Name, store: Store, geometry: Geometry, swa_full: bool) -> None:
-    try:
-        with store.load(name) as record:
-            _put(prefetch, name, unpack(record, name, geometry), geometry, swa_full)
-    except MissError as miss:
-        if miss.reason in ("foreign", "damaged", "other"):
-            store.forget(name.key)
-        raise
+    with checked(store, name) as record:
+        _put(prefetch, name, unpack(record, name, geometry), geometry, swa_full)
 
 
 def _put(prefetch: Prefetch, name: Name, saved: SavedState, geometry: Geometry, swa_full: bool) -> None:

@@ -117,14 +117,34 @@ def read_header(data: bytes) -> RecordHeader | None:
 
 def unpack(record: Record, name: Name, geometry: Geometry) -> SavedState:
     """The rows of this part of a text. Raises MissError for anything that isn't what was asked for."""
+    state = _unpack(record, name, geometry_of(name.kind, geometry))
+    _check_cells(state, name, geometry)
+    return state
+
+
+def unpack_some(record: Record, name: Name, geometry: Geometry) -> SavedState:
+    """The rows of some of a text's tokens up to this part's end: the same ones in each group, the first one
+    among them. Raises MissError, as unpack() does."""
+    state = _unpack(record, name, geometry)
+    pos = state.groups[0].pos
+    if state.whole or state.checkpoints or state.pending or state.states is not None:
+        raise MissError("other")
+    is_rising = len(pos) > 0 and pos[0] == 0 and bool((np.diff(pos) > 0).all())
+    if not is_rising or pos[-1] >= name.span.stop:
+        raise MissError("other")
+    for cells in state.groups:
+        if not (np.array_equal(cells.pos, pos) and cells.seq.all()) or cells.kept.any():
+            raise MissError("other")
+    return state
+
+
+def _unpack(record: Record, name: Name, geometry: Geometry) -> SavedState:
     if check(record, name.key) != (name.kind, name.parent, name.tokens):
         raise MissError("other")
     try:
-        state = unpack_state(record.rows, geometry_of(name.kind, geometry))
+        return unpack_state(record.rows, geometry)
     except StateError:
         raise MissError("other") from None
-    _check_cells(state, name, geometry)
-    return state
 
 
 def check(record: Record, key: bytes) -> RecordHeader:

@@ -17,6 +17,7 @@ from pykvgraph.tiers.record import HEADER_BYTES, Name, Record, geometry_of, pack
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_TABLE_BYTES = 16  # of a cell in a saved state, beside its rows
 _SECTIONS_BYTES = 8192  # of a saved state, beside rows; and 64 more for each layer
 
 
@@ -74,6 +75,19 @@ class Saver:
     def point(self, point: Point, node: Node) -> None:
         """A resume point, and the node that has the tokens before it."""
         self._save(self._name(node, point.run, block.END), node, point)
+
+    def sequence(self, name: Name, seq: int) -> None:
+        """All cells of a sequence, under a name that only such records have."""
+        n = self._kv.seq_count(seq, -1, -1).n_cells
+        n_bytes = self._n_bytes(n, has_point=False) + n * _TABLE_BYTES
+
+        def make() -> Record | None:
+            try:
+                return pack(name, self._kv.save(seq))
+            except (KVGraphError, MemoryError):
+                return None
+
+        self.sink.save(name, n_bytes, make)
 
     def _n_bytes(self, n_tokens: int, *, has_point: bool) -> int:
         """Of a record, at most."""

@@ -19,7 +19,8 @@ class PrefixSoak(Soak):
     def __init__(self, model: kvg.Model, seed: int, overcommit: bool) -> None:
         self._least = mock.patch.multiple(compressed, LEAST=_N_TOKENS // 2, _LEAST_PART=16, _N_AT_ONCE=16)
         self._least.start()
-        super().__init__(model, seed, overcommit, prefix_compress=0.5)
+        tiers = kvg.Tiers(ram="1M", disk=0) if seed % 2 else None  # where compressed ones go, too
+        super().__init__(model, seed, overcommit, prefix_compress=0.5, tiers=tiers)
         self._n_quiet = 0
 
     def submit(self) -> None:
