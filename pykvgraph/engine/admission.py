@@ -130,7 +130,7 @@ class Admission:
         """
         texts = [*running, *([] if new.runs else [new])]
         todo = [each.n_todo if each.runs else len(each.ids) - n_found for each in texts]
-        return self._fit(texts, todo, todo[texts.index(new)])
+        return self._fit(texts, todo, min(todo[texts.index(new)], new.most_cells))
 
     def begin_reading(self, running: Sequence[RequestSequence], reading: Reading) -> bool:
         """Whether a text may be read beside these; then it is counted until `reading` is None again."""

@@ -43,7 +43,7 @@ def is_coming(
     for other in running:
         if other.decodes or other.salt != sequence.salt:
             continue
-        common = min(common_length(sequence.ids, other.ids), len(sequence.ids) - 1)
+        common = min(common_length(sequence.ids, other.ids), sequence.n_findable)
         if common - n < block.N_TOKENS:
             continue
         if needs_points:

@@ -11,10 +11,10 @@ from pykvgraph.errors import KVGraphError
 
 
 def shift_full(running_set: RunningSet) -> None:
-    """Shifts every text that has no room for its next token."""
+    """Shifts every text that has no room for its next token, in its prompt, too."""
     for sequence in list(running_set.scheduler.running):
         window = sequence.window
-        if sequence.runs and window is not None and sequence.decodes and window.is_full(sequence.n_decoded):
+        if sequence.runs and window is not None and window.is_full(sequence.n_decoded):
             try:
                 gone = _given_up(running_set.context, sequence, window)
             except (KVGraphError, MemoryError) as error:

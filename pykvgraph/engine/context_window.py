@@ -22,7 +22,8 @@ class Window:
 
     forget: a policy (docs/forgetting.md): 128 tokens that matter least are given up in place of those that
     come first, or half of those that may be; the last 64 never are. Where none may be, the next n_discard
-    are. Policies that decode tokens once more can't be used here.
+    are. A prompt that is longer than n_ctx is read part by part, and tokens are given up in between; without
+    `forget` it is refused. Policies that decode tokens once more can't be used here.
 
     Raises InvalidArgumentError for n_ctx below 8, or with `forget` below 72, for others below 0, and for a
     policy that there isn't or that can't be used.

@@ -131,7 +131,7 @@ class Edits:
         match = self._running_set.index.match(text.ids, text.salt)
         repair = self._repair(sequence)
         # the last token is decoded for its output; what reads edited text is never approximate itself
-        old, new = text.ids[: match.n], sequence.ids[: -max(repair, 1)]
+        old, new = text.ids[: match.n], sequence.ids[: -max(repair, 1)][: sequence.n_findable]
         begin = common_length(old, new)
         least, gaps = (2 * repair, True) if repair else (self._reuse, False)
         parts = parts_of(old, new, begin, least, gaps=gaps)

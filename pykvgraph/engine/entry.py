@@ -149,11 +149,11 @@ class Entry:
         """What is worth loading, where the cells have that of it under a salt."""
         if self._fetches is None or isinstance(sequence, PreparedText):
             return None
-        return self._fetches.plan(sequence.ids, salt, found)
+        return self._fetches.plan(sequence.ids, salt, found, sequence.n_findable)
 
     def _find_under(self, sequence: RequestSequence, salt: bytes) -> Found:
         ids = sequence.ids if self._running_set.shares else sequence.ids[:0]
-        return self._running_set.index.find(ids, len(sequence.ids) - 1, salt)
+        return self._running_set.index.find(ids, sequence.n_findable, salt)
 
     def _enter(self, sequence: RequestSequence, found: Found) -> bool:
         """It runs, if its cells will be there."""
@@ -169,7 +169,7 @@ class Entry:
             self._scheduler.wait(sequence)
             return False
         plan = self._plan(sequence, sequence.salt, found)
-        known = min(found.match.n, len(sequence.ids) - 1)
+        known = min(found.match.n, sequence.n_findable)
         self._scheduler.enter(sequence)
         edit = self._edits.best(sequence, plan.n if plan else found.n)
         if edit is not None:
@@ -264,7 +264,7 @@ class Entry:
                 return
             found = self._find(sequence, loads=False)  # room that was made may have been of it
         found = self._attached(sequence, found)
-        self._begin(sequence, min(found.match.n, len(sequence.ids) - 1))
+        self._begin(sequence, min(found.match.n, sequence.n_findable))
 
     def _attached(self, sequence: RequestSequence, found: Found) -> Found:
         """Its sequence has what was found, or what can be had of it; returns what that is."""

@@ -65,11 +65,11 @@ class Fetches:
 
     # ---- what there is
 
-    def plan(self, ids: array[int], salt: bytes, found: Found) -> Plan | None:
-        """What is worth loading of a text of which the cells have that; None: nothing."""
+    def plan(self, ids: array[int], salt: bytes, found: Found, limit: int) -> Plan | None:
+        """What is worth loading of the first `limit` tokens of a text of which the cells have that; None:
+        nothing."""
         if self._loader.is_stuck:
             return None
-        limit = len(ids) - 1  # the last token is decoded for its output
         if limit - found.n < block.N_TOKENS:
             return None
         path = [node for node in found.match.path if node.n_tokens in (0, block.N_TOKENS)]

@@ -88,8 +88,11 @@ def require_shift(can_shift: bool, window: Window, params: SamplingParams, n_pro
         )
     if params.n_seqs > 1:
         raise InvalidArgumentError(f"window: it is for one sample or beam, and there are {params.n_seqs}")
-    if n_prompt >= window.n_ctx:
-        raise CacheFullError(f"the prompt has {n_prompt} tokens, and the window {window.n_ctx}")
+    if n_prompt >= window.n_ctx and window.forget is None:
+        raise CacheFullError(
+            f"the prompt has {n_prompt} tokens, and the window {window.n_ctx}: only one that forgets "
+            "(forget=) reads longer ones"
+        )
 
 
 def require_room(ctx: Context, sequence: RequestSequence, params: SamplingParams, n_seq_max: int) -> None:

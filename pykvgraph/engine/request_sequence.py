@@ -249,6 +249,13 @@ class RequestSequence(Tokens):
         return len(self.ids) - self.n_there
 
     @property
+    def n_findable(self) -> int:
+        """How many of its tokens the cache may have for it: the last one is decoded for its output, and its
+        window has room for so many."""
+        n = len(self.ids) - 1
+        return n if self.window is None else min(n, self.window.n_ctx - 1)
+
+    @property
     def n_there(self) -> int:
         """How many of its tokens have cells that stay as they are."""
         return self.n_decoded - len(self.anew)
@@ -304,7 +311,7 @@ class RequestSequence(Tokens):
 
     def report(self, now: float) -> None:
         """Tells how far the prompt is, until something is said; if it is farther than was told."""
-        n = min(self.n_there, self.n_prompt)
+        n = min(self.n_there + self._n_discarded, self.n_prompt)
         if not self._n_said and n > self._n_reported:
             self._n_reported = n
             seconds = now - self._entered

@@ -148,7 +148,8 @@ class EngineStats:
 
 
 class PromptProgress(NamedTuple):
-    """How far a prompt is. n_cached: tokens that the cache had. n_decoded: tokens that are in the cache now.
+    """How far a prompt is. n_cached: tokens that the cache had. n_decoded: tokens that it has read, of
+    which a window may have given up some.
 
     seconds: since the text began to run. pinned: as in Completion; () until all of it is decoded.
     """

@@ -57,7 +57,7 @@ def chat_job(
 
     pins_of: which beginnings of the prompt's tokens are to stay in the cache. hears_progress: as Job has it.
     """
-    chat, prompt, forced, tokens = _asked(service, fields, n_ctx=service.n_ctx)
+    chat, prompt, forced, tokens = _asked(service, fields, n_ctx=service.most_of_prompt)
     format, parses = forced.format, service.settings.parses_replies
     tools = chat.tools if chat.may_call and parses else []
     special = service.settings.special or service.vocabulary.has_control(format.texts())

@@ -66,7 +66,8 @@ class Job:
         """n_ctx: the most tokens of a prompt with its answer. settings: how it is sampled, to be told.
 
         edit, compressed, session: as Engine.submit() takes them. slot: the one that is wanted; -1: any.
-        windows: of each prompt; none: answers end when n_ctx is full. copies: gets what is decoded.
+        windows: of each prompt; none: answers end when n_ctx is full. A prompt that is longer needs one that
+        forgets. copies: gets what is decoded.
         only_reads: the job has ended when that has come there. tells, said: as an Asker's; of a job with
         several samples, or with windows, tokens are neither told nor known. as_told: what becomes of each
         piece; None: it stays as it is. tells_progress: also how far prompts are. hears_progress: the samples
@@ -102,8 +103,9 @@ class Job:
             for i, prompt in enumerate(prompts)
             for j in range(params.n)
         ]
-        for prompt in prompts:
-            if len(prompt) >= n_ctx:
+        for number, prompt in enumerate(prompts):
+            window = windows[number] if windows else None
+            if len(prompt) >= n_ctx and (window is None or window.forget is None):
                 raise no_room(len(prompt), n_ctx)
         self._n_prompts, self._n = len(prompts), params.n
         own: dict[int, SamplingParams] = {}  # by max_tokens: it takes a while to check one

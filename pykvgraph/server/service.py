@@ -119,6 +119,16 @@ class Service:
         n_cells = self.engine.context.n_ctx
         return min(self.settings.n_ctx_slot or n_cells, n_cells, self.engine.model.n_ctx_train)
 
+    @property
+    def most_of_prompt(self) -> int | None:
+        """The most tokens of a prompt; None: of a longer one tokens are forgotten while it is read."""
+        return None if self.settings.forget and self._shifts else self.n_ctx
+
+    @property
+    def _shifts(self) -> bool:
+        """Whether an answer that has filled its context goes on."""
+        return self.settings.context_shift and self.engine.can_shift
+
     def sampling(self, fields: Fields) -> SamplingParams:
         """How a body wants its answer sampled. Raises WireError and InvalidArgumentError."""
         whole = self._whole(fields)
@@ -245,18 +255,17 @@ class Service:
 
     def _windows(self, prompts: list[list[int]], n_keep: int, n_discard: int) -> list[Window]:
         """How the answers go on when they have filled their context; none where they end then."""
-        if not self.settings.context_shift or not self.engine.can_shift:
+        if not self._shifts:
             return []
         n_front = int(self.vocabulary.adds_bos)
-        return [
-            Window(
-                self.n_ctx,
-                (len(prompt) if n_keep < 0 else n_keep) + n_front,
-                n_discard,
-                self.settings.forget or None,
-            )
-            for prompt in prompts
-        ]
+
+        def n_kept(prompt: list[int]) -> int:
+            if len(prompt) < self.n_ctx:
+                return len(prompt) if n_keep < 0 else n_keep
+            return min(max(n_keep, 0), self.n_ctx // 2)  # the rest is read in what is left
+
+        forget = self.settings.forget or None
+        return [Window(self.n_ctx, n_kept(prompt) + n_front, n_discard, forget) for prompt in prompts]
 
     def salt(self, fields: Fields, key: bytes) -> bytes:
         """Who shares prefixes: requests under the same key; nobody, when a request wants none cached."""

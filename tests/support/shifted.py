@@ -19,23 +19,30 @@ def follows_alone(
 ) -> int:
     """How often it gives up tokens, in a context of its own; each must be the likeliest, up to rounding.
 
+    A prompt that is longer than n_ctx is read in parts that fill it.
     give_up(ctx, n): gives up some of the n tokens of sequence 0, closes the gaps, and returns how many.
     """
     n_times = 0
     with kvg.Context(model, n_ctx=2 * n_ctx, swa_full=True, **F32) as ctx:
         batch = kvg.Batch()
-        batch.extend(prompt, 0)
-        ctx.decode(batch)
+
+        def decode(tokens: list[int]) -> None:
+            nonlocal n_times
+            while tokens:
+                n = ctx.kv.seq_pos_max(0) + 1
+                if n + 1 >= n_ctx:
+                    n -= give_up(ctx, n)
+                    n_times += 1
+                part, tokens = tokens[: n_ctx - 1 - n], tokens[n_ctx - 1 - n :]
+                batch.clear()
+                batch.extend(part, n)
+                ctx.decode(batch)
+
+        decode(prompt)
         for token in said:
             logits = ctx.logits()[-1]
             assert logits.max() - logits[token] <= 1e-3 * np.ptp(logits)
-            n = ctx.kv.seq_pos_max(0) + 1
-            if n + 1 >= n_ctx:
-                n -= give_up(ctx, n)
-                n_times += 1
-            batch.clear()
-            batch.extend([token], n)
-            ctx.decode(batch)
+            decode([token])
     return n_times
 
 

@@ -89,7 +89,9 @@ def details_of(service: Service, fields: Fields) -> CompletionForm | None:
 def _prompts(service: Service, fields: Fields) -> list[list[int]]:
     vocabulary = service.vocabulary
     most = service.settings.max_prompts
-    return prompts_of(fields.get("prompt"), vocabulary.tokenizer, vocabulary.n_vocab, most, service.n_ctx)
+    return prompts_of(
+        fields.get("prompt"), vocabulary.tokenizer, vocabulary.n_vocab, most, service.most_of_prompt
+    )
 
 
 def _job(service: Service, request: Request, fields: Fields) -> Job:

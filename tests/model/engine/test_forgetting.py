@@ -54,6 +54,52 @@ def test_it_says_what_one_alone_says(model: kvg.Model, policy: str, n_keep: int)
             assert are_likeliest(model, ids_of(model, 30, i), other.result().tokens)
 
 
+@pytest.mark.parametrize("n_prompt", [N_CTX - 1, N_CTX, N_CTX + 1, 400])
+@pytest.mark.parametrize("policy", ["window", "keydiff"])
+def test_a_prompt_that_is_longer_than_the_window(model: kvg.Model, policy: str, n_prompt: int) -> None:
+    """It is read in parts, whatever others do; a second time, too, when its beginning is in the cache."""
+    prompt = ids_of(model, n_prompt, 5)
+    window = kvg.Window(N_CTX, 10, forget=policy)
+    params = kvg.SamplingParams(max_tokens=40)
+    with kvg.Engine(model, n_ctx=400, n_seq_max=3, **F32) as engine:
+        others = [engine.submit(ids_of(model, 30, i), kvg.SamplingParams(max_tokens=90)) for i in range(2)]
+        for n_had in (0, 10):
+            request = engine.submit(prompt, params, window=window)
+            done = request.result()
+            assert follows_alone(model, prompt, list(done.tokens), N_CTX, least(policy, 10)) >= 1
+            assert done.n_prompt == n_prompt
+            assert 0 < n_prompt - 1 + len(done.tokens) - done.n_discarded < N_CTX
+            assert n_had <= done.n_cached < N_CTX
+        for i, other in enumerate(others):
+            assert are_likeliest(model, ids_of(model, 30, i), other.result().tokens)
+
+
+def test_a_beginning_that_is_longer_than_the_window_is_there(model: kvg.Model) -> None:
+    """Of what another text has left in the cache it takes as much as its window holds."""
+    prompt = ids_of(model, 300, 6)
+    with kvg.Engine(model, n_ctx=600, n_seq_max=2, **F32) as engine:
+        engine.submit(prompt, kvg.SamplingParams(max_tokens=1)).result()
+        window = kvg.Window(N_CTX, forget="keydiff")
+        done = engine.submit(prompt, kvg.SamplingParams(max_tokens=30), window=window).result()
+        assert done.n_cached == N_CTX - 1
+        assert follows_alone(model, prompt, list(done.tokens), N_CTX, least("keydiff", 0)) > 1
+        later = engine.submit([*prompt, 7], kvg.SamplingParams(max_tokens=5)).result()
+        assert later.n_cached == 300
+        assert are_likeliest(model, [*prompt, 7], later.tokens)
+
+
+def test_progress_of_a_long_prompt(model: kvg.Model) -> None:
+    """It is told in tokens of the prompt, whatever was given up of them."""
+    prompt = ids_of(model, 400, 7)
+    with kvg.Engine(model, n_ctx=200, n_seq_max=1, background=False, **F32) as engine:
+        window = kvg.Window(N_CTX, forget="window")
+        request = engine.submit(prompt, kvg.SamplingParams(max_tokens=2), window=window)
+        request.result()
+        told = [progress.n_decoded for progress in request._progress]
+    assert told == sorted(told)
+    assert told[-1] == 400
+
+
 def test_who_shares_the_prompt_is_not_touched(model: kvg.Model) -> None:
     """Cells that the index of prefixes has, too, are forgotten by this text alone; and nobody gets its."""
     prompt = ids_of(model, 70, 1)

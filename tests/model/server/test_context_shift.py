@@ -9,6 +9,8 @@ import httpx
 import pytest
 from support.served import llama_server, served
 
+import pykvgraph as kvg
+
 from .conftest import STORIES, load
 
 PROMPT = "Once upon a time there was a little girl who liked to play in the garden with her dog, and one day"
@@ -69,6 +71,32 @@ def test_other_tokens_are_forgotten() -> None:
             said.append(told["tokens"])
     assert len({tuple(tokens) for tokens in said}) == 2
     assert len({tuple(tokens[:60]) for tokens in said}) == 1
+
+
+@pytest.mark.parametrize("n_keep", [0, -1, 10**6])
+def test_a_prompt_that_is_longer_than_the_slot(n_keep: int) -> None:
+    """It is read part by part, and the same is said as by the engine; several samples have no such window."""
+    settings: dict[str, Any] = {"n_slots": 2, "n_ctx_slot": 128, "context_shift": True, "forget": "keydiff"}
+    with (
+        served(load, **settings) as (url, server),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        engine = server.service.engine
+        prompt = engine.context.model.tokenizer.encode(PROMPT * 12)
+        assert len(prompt) > 300
+        told = say(client, prompt=prompt, n_predict=30, n_keep=n_keep)
+        kept = 1 + (64 if n_keep > 0 else 0)
+        window = kvg.Window(128, kept, forget="keydiff")
+        params = kvg.SamplingParams(max_tokens=30, temperature=0.0)
+        assert told["tokens"] == list(engine.submit(prompt, params, window=window).result().tokens)
+        assert told["tokens_evaluated"] == len(prompt)
+        assert (told["tokens_predicted"], told["truncated"]) == (30, True)
+        assert told["tokens_cached"] < 128
+        chat = {"messages": [{"role": "user", "content": PROMPT * 12}], "max_tokens": 5}
+        reply = client.post("/v1/chat/completions", json=chat).raise_for_status().json()
+        assert reply["usage"]["prompt_tokens"] > 300
+        refused = client.post("/completion", json={"prompt": prompt, "n_cmpl": 2})
+        assert refused.json()["error"]["type"] == "exceed_context_size_error"
 
 
 def test_without_it_the_answer_ends(client: httpx.Client) -> None:
