@@ -102,7 +102,12 @@ def repeated(ctx: Context, seq: int, ids: Sequence[int]) -> Peaks:
 def n_of_part(ctx: Context, end: int) -> int:
     """How many tokens a part may have now; below 1: there is no room. end: the text's last position + 1."""
     n_room = min(ctx.kv.n_free, ctx.model.n_ctx_train - end)
-    return min(N_PART, n_room - len(asked_ids(ctx)) - _N_BEFORE)
+    return N_PART + min(n_room - n_cells_of_part(ctx), 0)
+
+
+def n_cells_of_part(ctx: Context) -> int:
+    """How many cells the longest part takes, with its request."""
+    return N_PART + len(asked_ids(ctx)) + _N_BEFORE
 
 
 def asked_ids(ctx: Context) -> list[int]:

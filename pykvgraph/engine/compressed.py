@@ -11,7 +11,7 @@ from pykvgraph.context.cell_scores import POLICIES, TextCells
 from pykvgraph.context.context import Context
 from pykvgraph.context.document import require_holdable
 from pykvgraph.context.forgetting import N_SINKS, drop, lowest, may_go
-from pykvgraph.context.repetition import N_PART, Repetition, n_of_part
+from pykvgraph.context.repetition import Repetition, n_cells_of_part, n_of_part
 from pykvgraph.context.second_reading import require_attention
 from pykvgraph.engine.compressed_records import CompressedRecords
 from pykvgraph.engine.request_sequence import RequestSequence
@@ -172,7 +172,9 @@ class CompressedPrefixes:
         try:
             if self._job is None:
                 self._begin()
-            elif self._job.read():
+                return
+            self._make_room(self._job.repetition.n_next)
+            if self._job.read():
                 self._finish(self._job)
         except (KVGraphError, MemoryError):
             self._drop_job()
@@ -211,11 +213,15 @@ class CompressedPrefixes:
             del self._noted[key]
 
     def _begin(self) -> None:
-        """With the prefix that waits longest, if the cache still has it, and cells for a part of it."""
+        """With the prefix that waits longest, if the cache still has it, and room for a part of it."""
         _, prefix = self._noted.popitem(last=False)
         index, n = self._running_set.index, len(prefix.ids)
         found = index.find(prefix.ids, n, prefix.salt)
-        n_part = min(N_PART, n_of_part(self._ctx, n))
+        if found.n < n:
+            return
+        self._make_room(n_cells_of_part(self._ctx))
+        n_part = n_of_part(self._ctx, n)
+        found = index.find(prefix.ids, n, prefix.salt)  # room that was made may have been of it
         if found.n < n or n_part < _LEAST_PART:
             return
         if not self._free:
@@ -227,6 +233,12 @@ class CompressedPrefixes:
         except BaseException:
             self._empty(seq)
             raise
+
+    def _make_room(self, n: int) -> None:
+        """For n tokens: what was used longest ago makes way, as much of it as takes n cells and no more."""
+        for _ in range(-(-n // block.N_TOKENS)):
+            if self._ctx.kv.n_free >= n or not self._index.evict_oldest():
+                return
 
     def _finish(self, job: _Reread) -> None:
         """The sequence keeps the best of its cells."""

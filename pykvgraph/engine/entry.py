@@ -15,6 +15,7 @@ from pykvgraph.engine.prepared_text import PreparedText
 from pykvgraph.engine.readings import Readings
 from pykvgraph.engine.request_sequence import Plan, RequestSequence
 from pykvgraph.engine.running_set import RunningSet
+from pykvgraph.engine.types import CacheUse
 from pykvgraph.errors import KVGraphError
 from pykvgraph.prefix.block import N_TOKENS
 from pykvgraph.prefix.match import Found
@@ -70,9 +71,13 @@ class Entry:
                 continue
             if sequence.n_seqs > scheduler.n_free_seqs:
                 return
+            if shares and sequence.forgets and sequence.n_cached < 0 and sequence.own is None:
+                self._running_set.go_on(sequence)
             if sequence.own is not None:
                 if not (self._fits(sequence) and self._running_set.put_back(sequence, sequence.own)):
                     return
+                if sequence.n_cached < 0:
+                    self._count_shortened(sequence)
                 continue
             if self._compressed and self._compressed.is_coming(sequence, self._fits):
                 continue
@@ -245,6 +250,15 @@ class Entry:
             for place in (*range(EVERY, len(sequence.ids), EVERY), len(sequence.ids) - 1, known, *pinned):
                 sequence.add_place(place)
             sequence.spacing = self._spacing
+
+    def _count_shortened(self, sequence: RequestSequence) -> None:
+        """It runs for the first time, behind what an earlier text has left."""
+        if sequence.runs:
+            n = len(sequence.read_ids())
+            sequence.use = CacheUse(cells=n)
+            sequence.enter(n, 0)
+            self._counts["prompt_tokens"] += sequence.n_prompt
+            self._counts["prefix_hit_tokens"] += n
 
     def _tell_others(self, sequence: RequestSequence, root: Root) -> None:
         """Later texts may be edits of this one, or of its forks."""

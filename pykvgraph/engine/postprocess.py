@@ -147,5 +147,5 @@ class Postprocess:
             self._running_set.fail(sequence, error)
             return
         if reason is not None:
-            self._running_set.leave(sequence)
+            self._running_set.end(sequence)
             sequence.end(reason, now)

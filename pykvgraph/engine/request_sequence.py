@@ -146,7 +146,7 @@ class RequestSequence(Tokens):
     spacing: at multiples of it, the prompt has a spare resume point, for which steps end there; 0: no step
     ends for one, and where one ends behind a whole block it has one.
     window: of a text that may become longer than its part of the cache.
-    own: its rows, while it has shifted and does not run.
+    own: its rows, while it has shifted and does not run. n_left: decoded tokens that its last shift left it.
     n_beyond: tokens of a draft that its sequence has behind what is decoded.
     record, lookup: what became of its drafts, and what they are made of.
     fetch: what comes from outside the cells; meanwhile it decodes nothing.
@@ -213,7 +213,8 @@ class RequestSequence(Tokens):
         self._max_tokens = params.max_tokens
         fills = window is not None and len(prompt) + params.max_tokens - 1 >= window.n_ctx
         self.window = window if fills else None
-        self._n_discarded = 0
+        self._n_discarded = self.n_left = 0
+        self._prompt = self.ids[:] if self.window is not None else self.ids[:0]
         self._output = OutputText(params, tokenizer, sample)
         self._output.begin(prompt)
         self._texts: list[str] = []
@@ -247,6 +248,11 @@ class RequestSequence(Tokens):
     def n_todo(self) -> int:
         """Tokens that are known and to be decoded."""
         return len(self.ids) - self.n_there
+
+    @property
+    def forgets(self) -> bool:
+        """Whether its window forgets tokens by what they are worth."""
+        return self.window is not None and self.window.forget is not None
 
     @property
     def n_findable(self) -> int:
@@ -360,7 +366,19 @@ class RequestSequence(Tokens):
         """As Tokens.discard()."""
         super().discard(begin, end)
         self._n_discarded += end - begin
+        self.n_left = self.n_decoded
         self.lookup = Lookup()  # which knows where the tokens were
+
+    def read_ids(self) -> array[int]:
+        """Its decoded tokens, also those that its window gave up."""
+        whole = self._prompt + array("i", self._tokens)
+        return whole[: self.n_decoded + self._n_discarded]
+
+    def go_on_from(self, ids: array[int], n: int, n_true: int, n_left: int, own: OwnRows) -> None:
+        """A text before it ran has read its first n tokens, and has left rows of these ids of them."""
+        self.ids = ids + self.ids[n:]
+        self.n_true, self.n_left, self.own = n_true, n_left, own
+        self._n_discarded = n - len(ids)
 
     def follow(self, other: RequestSequence) -> None:
         """It begins to run as a fork of another one, and has what that one has."""

@@ -14,6 +14,7 @@ from pykvgraph.engine.own_rows import OwnRows
 from pykvgraph.engine.prepared_text import Preparation, PreparedText
 from pykvgraph.engine.request_sequence import RequestSequence, SampleOwner
 from pykvgraph.engine.scheduler import Scheduler
+from pykvgraph.engine.shortened_texts import ShortenedTexts
 from pykvgraph.errors import DeviceError, KVGraphError
 from pykvgraph.plan.free_memory import host_free_bytes
 from pykvgraph.prefix import block
@@ -53,6 +54,7 @@ class RunningSet:
         self.parked: dict[RequestSequence, None] = {}  # a set that keeps its order
         # with their own rows in cells, and no sequence; the oldest first
         self.kept: dict[RequestSequence, None] = {}
+        self.shortened = ShortenedTexts(ctx.kv, ctx.n_seq_max)
         self.to_prepare: deque[Preparation] = deque(maxlen=ctx.n_seq_max)
         self.n_preempted = 0
         self.context = ctx
@@ -74,6 +76,7 @@ class RunningSet:
         """Its samples end."""
         now = time.perf_counter()
         for sequence in self.of(request):
+            self.shortened.add(sequence)
             self.remove(sequence)
             sequence.cancel(now)
 
@@ -112,6 +115,17 @@ class RunningSet:
         self.release(sequence)
         self.scheduler.leave(sequence)
 
+    def end(self, sequence: RequestSequence) -> None:
+        """As leave(), when it has said all: a text that has shifted stays for one that goes on from it."""
+        self.shortened.add(sequence)
+        self.leave(sequence)
+
+    def go_on(self, sequence: RequestSequence) -> None:
+        """A new text gets the rows of one that has shifted, if it begins with that."""
+        n_had = self.index.find(sequence.ids, sequence.n_findable, sequence.exact_salt).n
+        if self.shortened.take(sequence, n_had) and sequence.own is not None and sequence.own.n_cells:
+            self.kept[sequence] = None
+
     @property
     def is_full_of_points(self) -> bool:
         """Whether a new resume point takes the place of another one."""
@@ -142,6 +156,7 @@ class RunningSet:
         for each in [each for each in self.to_prepare if each.is_of(ids, salt)]:
             self.to_prepare.remove(each)
             self.index.forget(each.ids, salt)
+        self.shortened.forget(ids, salt)
         self.forgets_made_of(ids, salt)
         self.index.forget_edited(ids, salt)
         return self.index.forget(ids, salt)
@@ -238,7 +253,7 @@ class RunningSet:
     def put_back(self, sequence: RequestSequence, own: OwnRows) -> bool:
         """It runs again, with its own rows; False: there is no room for them now."""
         is_alone = not self.scheduler.running
-        if not own.n_cells and not self.index.make_room(own.n, takes_pinned=is_alone):
+        if not own.n_cells and not self.index.make_room(own.n_rows, takes_pinned=is_alone):
             return False
         self.scheduler.enter(sequence)
         try:
@@ -266,6 +281,7 @@ class RunningSet:
             self.kv.update()
         except KVGraphError as error:
             self.context.reset()
+            self.shortened.clear()
             self.index = self.index.renewed()
             for sequence in [*self.kept]:
                 self.fail(sequence, error)
@@ -297,7 +313,7 @@ class RunningSet:
         n = min(sequence.n_decoded, len(sequence.ids) - 1)
         n_cells = n + sum(each.own.n for each in self.kept if each.own)
         n_bytes = n_cells * sum(group.cell_bytes for group in self.kv.groups)
-        most = int(_ROWS_SHARE * host_free_bytes(self.context.model.weight_bytes))
+        most = self._most_row_bytes
         if n_bytes > most:
             raise DeviceError(
                 f"texts that have shifted and don't run would have {n_bytes} bytes of rows, and the host has "
@@ -306,6 +322,11 @@ class RunningSet:
         assert sequence.last is not None
         sequence.own = OwnRows(self.kv, sequence.seq, n, sequence.last.root)
         self.kept[sequence] = None
+
+    @property
+    def _most_row_bytes(self) -> int:
+        """Of rows in host memory."""
+        return int(_ROWS_SHARE * host_free_bytes(self.context.model.weight_bytes))
 
     def _drop_rows(self, sequence: RequestSequence) -> None:
         """It has those that its sequence has, or needs none any more."""
@@ -320,7 +341,7 @@ class RunningSet:
         Where they can't be copied, its request fails: it could only go on as another text.
         """
         if not self.kept:
-            return False
+            return self.shortened.copy_one(self._most_row_bytes)
         sequence = next(iter(self.kept))
         assert sequence.own is not None
         try:

@@ -361,7 +361,11 @@ class PrefixIndex:
             pass
 
     def evict(self) -> bool:
-        """Gives up the leaf that was used longest ago, or what `frees` does; False: there is nothing."""
+        """As evict_oldest(), and in the end what is no part of the index; False: there is nothing."""
+        return self.evict_oldest() or self._last()
+
+    def evict_oldest(self) -> bool:
+        """Gives up the leaf that was used longest ago, or what `frees` does; False: there is none."""
         if self._frees():
             return True
         self._let_go()
@@ -373,7 +377,7 @@ class PrefixIndex:
                     save_leaf(node, self._saver)
                 self._remove(node)
                 return True
-        return self._last()
+        return False
 
     def _all_nodes(self) -> list[Node]:
         """Each behind its parent."""

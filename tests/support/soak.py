@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -37,7 +38,7 @@ class Asked:
     request: kvg.Request
     prompt: list[int]
     params: kvg.SamplingParams
-    forgets: bool = False
+    window: kvg.Window | None = None  # that forgets
 
 
 class Soak:
@@ -76,6 +77,8 @@ class Soak:
         self.asked: list[Asked] = []
         self.n_failed = 0
         self.n_forgotten = 0  # tokens
+        self.n_gone_on = 0  # requests, from what an earlier one had left
+        self.turns: deque[tuple[list[int], kvg.Window]] = deque(maxlen=4)  # that forget, and their windows
         self.n_edited = 0  # tokens of answers that came from cells which are approximate
         self.sites: tuple[str, ...] = SITES
 
@@ -109,6 +112,9 @@ class Soak:
         assert not self.asked, "a request has not ended"
 
     def submit(self) -> None:
+        if self.turns and self.rng.random() < 0.2:
+            self._submit_turn()
+            return
         rng = self.rng
         prompt = rng.choice(self.shared)[: rng.randrange(120)] + self._ids(rng.randrange(1, 40))
         temperature = rng.choice([0.0, 0.0, 1.0] if self.n_tokens > 3 else [0.0, 1.0, 1.0])
@@ -138,13 +144,26 @@ class Soak:
             room = rng.randrange(8, 30) if forget is None else rng.randrange(2, 8)
             window = kvg.Window(len(prompt) + room, rng.randrange(40), forget=forget)
         request = self.engine.submit(prompt, params, salt=salt, window=window)
-        self.ask(request, prompt, params, window is not None and window.forget is not None)
+        self.ask(request, prompt, params, window)
+
+    def _submit_turn(self) -> None:
+        """It goes on where an earlier one has ended, or a few tokens before that, with the same window."""
+        rng = self.rng
+        text, window = rng.choice(self.turns)
+        prompt = text[: len(text) - rng.choice([0, 0, 0, 1, 5, 30])] + self._ids(rng.randrange(1, 9))
+        params = kvg.SamplingParams(max_tokens=rng.randrange(1, 20), temperature=0.0)
+        self.ask(self.engine.submit(prompt, params, window=window), prompt, params, window)
 
     def ask(
-        self, request: kvg.Request, prompt: list[int], params: kvg.SamplingParams, forgets: bool = False
+        self,
+        request: kvg.Request,
+        prompt: list[int],
+        params: kvg.SamplingParams,
+        window: kvg.Window | None = None,
     ) -> None:
         """It was accepted, and has to end."""
-        self.asked.append(Asked(request, prompt, params, forgets))
+        forgets = window is not None and window.forget is not None
+        self.asked.append(Asked(request, prompt, params, window if forgets else None))
 
     def park(self, request: kvg.Request) -> None:
         """Or lets it go on, if it is parked."""
@@ -184,7 +203,9 @@ class Soak:
         assert all(node.n_pins == pins[id(node)] for node in (*nodes, *index._roots.values()))
         for number, group in enumerate(kv.groups):
             if group.kind == "full":
-                n_own = sum(each.own.n_cells for each in stepper._running_set.kept if each.own)
+                running_set = stepper._running_set
+                n_own = sum(each.own.n_cells for each in running_set.kept if each.own)
+                n_own += sum(each.rows.n_cells for each in running_set.shortened._left)
                 assert kv.cells(number).held.sum() == sum(node.n_tokens for node in nodes) + n_own
             elif group.kind == "state":
                 n_drafted = sum(len(kv.checkpoints(seq)) for seq in range(N_SEQ_MAX))
@@ -203,7 +224,10 @@ class Soak:
             return
         assert len(completions) == asked.params.n
         for each in completions:
-            self.n_forgotten += each.n_discarded if asked.forgets else 0
+            if asked.window is not None:
+                self.n_forgotten += each.n_discarded
+                self.n_gone_on += each.n_cached >= asked.window.n_ctx
+                self.turns.append(([*asked.prompt, *each.tokens], asked.window))
             self.n_edited += each.cache.edited
             assert each.finish_reason in ("stop", "length", "cancelled")
             assert each.finish_reason != "length" or len(each.tokens) == asked.params.max_tokens
@@ -223,6 +247,7 @@ class Soak:
         """Nothing is left once the index has given up what it has."""
         index, kv = self.engine._loop.stepper._index, self.engine.context.kv
         index.clear()
+        self.engine._loop.stepper._running_set.shortened.clear()
         while index.drop_point():
             pass
         assert [group.n_used for group in kv.groups] == [0] * len(kv.groups)

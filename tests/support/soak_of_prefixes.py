@@ -37,7 +37,7 @@ class PrefixSoak(Soak):
         options: dict[str, Any] = {"compressed": rng.random() < 0.5}
         if params.n == 1 and self.engine.can_shift and rng.random() < 0.3:
             options["window"] = kvg.Window(len(prompt) + rng.randrange(2, 8), forget="keydiff")
-        self.ask(self.engine.submit(prompt, params, **options), prompt, params, "window" in options)
+        self.ask(self.engine.submit(prompt, params, **options), prompt, params, options.get("window"))
 
     def others(self) -> set[int]:
         prefixes = self._prefixes

@@ -166,6 +166,22 @@ def test_it_stops_when_somebody_comes(small: kvg.Model, n_idle: int, monkeypatch
         assert engine.submit(asked[4], BRIEF, compressed=True).result().cache.edited > 0
 
 
+def test_a_cache_that_is_full_of_other_texts(small: kvg.Model) -> None:
+    """The one that was used longest ago makes way, by as many cells as a part of the prefix takes."""
+    asked = prompts(small)
+    others = [ids_of(small, n, 50 + n) for n in (640, 800)]
+    with engine_of(small) as engine:
+        for other in others:
+            engine.submit(other, BRIEF).result()
+        used(engine, asked)
+        assert engine.context.kv.n_free < 32
+        rest(engine)
+        assert engine._loop.stepper._compressed.n_kept == 1  # type: ignore[union-attr]
+        assert engine.find_prefix(others[1]) == len(others[1])
+        assert len(others[0]) - 320 <= engine.find_prefix(others[0]) < len(others[0])
+        assert engine.submit(asked[3], BRIEF, compressed=True).result().cache.edited > 0
+
+
 def test_what_is_pinned(small: kvg.Model) -> None:
     """It needs to be read but once."""
     asked = prompts(small)
