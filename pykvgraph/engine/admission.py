@@ -130,7 +130,10 @@ class Admission:
         """
         texts = [*running, *([] if new.runs else [new])]
         todo = [each.n_todo if each.runs else len(each.ids) - n_found for each in texts]
-        return self._fit(texts, todo, min(todo[texts.index(new)], new.most_cells))
+        n_now = todo[texts.index(new)]
+        if new.window is not None:  # of a prompt that is longer, it has no more at a time
+            n_now = min(n_now, max(new.window.n_ctx - (len(new.ids) - n_now), 0))
+        return self._fit(texts, todo, n_now)
 
     def begin_reading(self, running: Sequence[RequestSequence], reading: Reading) -> bool:
         """Whether a text may be read beside these; then it is counted until `reading` is None again."""

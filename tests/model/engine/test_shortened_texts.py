@@ -68,6 +68,18 @@ def test_a_turn_goes_on(model: kvg.Model) -> None:
             assert done.n_prompt + len(done.tokens) - 1 - done.n_discarded < N_CTX
 
 
+def test_the_turn_that_fills_its_window(model: kvg.Model) -> None:
+    """The cells are no more than the window is, and the text before was whole: it is not read again."""
+    text = ids_of(model, 80, 11)
+    with engine_of(model, n_ctx=N_CTX, n_seq_max=1, overcommit=True) as engine:
+        done = engine.submit(text, kvg.SamplingParams(max_tokens=30), window=WINDOW).result()
+        assert done.n_discarded == 0
+        later = [*text, *done.tokens, *ids_of(model, 20, 12)]
+        answer = said(engine, later)
+        assert is_right(model, later, answer)
+        assert answer.n_cached >= 96
+
+
 def test_another_end(model: kvg.Model) -> None:
     """The last tokens of the answer come back as others, as templates have it."""
     text = ids_of(model, 200, 2)
