@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 
 _WEIGHT = 0.2  # of the newest, in an average
 _MOST = 1.25  # times what was expected that one step counts at most: it made a graph, or the machine was busy
 _EACH = 0.1  # of a step: what a token more takes, while nothing is known
+_N_TRUSTED = 3  # steps of so many tokens, behind which one that lasts longer than _MOST is cut
 _NEAR = 32  # tokens: texts that have so many more than in the step before are the same ones
 
 
@@ -20,13 +22,13 @@ class StepSeconds:
 
     A step takes longer the more its texts have in the cache: the level follows that. A factor is learnt from
     steps that follow one of another number of tokens with the same texts, so there it cancels out. The first
-    step of so many tokens makes their graph, too, and counts only until there is a second one.
+    step of so many tokens makes their graph, and doesn't count.
     """
 
     def __init__(self) -> None:
-        self._rows: list[int] = []  # sorted
+        self._rows: list[int] = []  # with factors, sorted
         self._factors: dict[int, float] = {}
-        self._once: set[int] = set()  # numbers of tokens that one step had
+        self._n_steps: Counter[int] = Counter()  # by number of tokens
         self._level = 0.0  # seconds
         self._last = 0  # tokens of the last step
         self._depth = 0
@@ -36,22 +38,26 @@ class StepSeconds:
         is_near = abs(depth - self._depth) <= _NEAR
         is_switch = n_rows != self._last
         self._last, self._depth = n_rows, depth
-        if n_rows not in self._factors:
-            factor = self._factor(n_rows)
-            insort(self._rows, n_rows)
-            self._once.add(n_rows)
-            self._factors[n_rows] = seconds / self._level if self._level and is_near else factor
-            self._level = self._level or seconds
+        n_before, is_known = self._n_steps[n_rows], n_rows in self._factors
+        self._n_steps[n_rows] += 1
+        if not n_before or not (is_near or is_known or not self._level):
+            return
+        if not self._level:
+            self._level = seconds / self._factor(n_rows)
         elif not is_near:
             self._level = seconds / self._factors[n_rows]
-        elif n_rows in self._once:
-            self._once.remove(n_rows)
-            self._factors[n_rows] = seconds / self._level
-        else:
-            ratio = min(seconds / max(self.of(n_rows), 1e-9), _MOST)
-            self._level = averaged(self._level, self._level * ratio)
-            if is_switch:
-                self._factors[n_rows] = averaged(self._factors[n_rows], self._factors[n_rows] * ratio)
+        ratio = seconds / max(self.of(n_rows), 1e-9)
+        if n_before >= _N_TRUSTED:
+            ratio = min(ratio, _MOST)
+        if is_switch or not is_known:
+            self._set(n_rows, self._factor(n_rows) * (1 + max(_WEIGHT, 1 / n_before) * (ratio - 1)))
+        if is_known:
+            self._level *= 1 + _WEIGHT * (min(ratio, _MOST) - 1)
+
+    def _set(self, n_rows: int, factor: float) -> None:
+        if n_rows not in self._factors:
+            insort(self._rows, n_rows)
+        self._factors[n_rows] = factor
 
     def of(self, n_rows: int) -> float:
         """What a step is expected to take; 0.0: no step was measured."""

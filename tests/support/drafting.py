@@ -30,7 +30,9 @@ CHOICES: list[dict[str, Any]] = [
 
 def always_pays(monkeypatch: pytest.MonkeyPatch, most: int = 4) -> None:
     """From now on drafts pay always, up to so many tokens."""
-    monkeypatch.setattr(gate.Gate, "n_drafted", lambda self, rate, limit, each=0.0: min(limit, most))
+    monkeypatch.setattr(
+        gate.Gate, "lengths", lambda self, asked, each=0.0: [min(limit, most) for _, limit in asked]
+    )
 
 
 def drafted_logits(ctx: kvg.Context, texts: Sequence[DraftedText]) -> tuple[list[list[int]], Any]:

@@ -85,7 +85,7 @@ class Soak:
     def vary_drafts(self) -> None:
         """Drafts are of any length, whether they pay or not."""
         if speculation := self.engine._loop.stepper._speculation:
-            speculation.gate.n_drafted = self._n_drafted  # type: ignore[method-assign]
+            speculation.gate.lengths = self._lengths  # type: ignore[method-assign]
 
     def run(self, n_steps: int, faults: bool) -> None:
         """Steps with random requests, cancels and parkings in between, and then until all have ended."""
@@ -257,8 +257,8 @@ class Soak:
     def _ids(self, n: int) -> list[int]:
         return [self.rng.randrange(self.n_tokens) for _ in range(n)]
 
-    def _n_drafted(self, rate: float, most: int, each: float = 0.0) -> int:
-        return self.rng.randrange(most + 1)
+    def _lengths(self, asked: Sequence[tuple[float, int]], each: float = 0.0) -> list[int]:
+        return [self.rng.randrange(most + 1) for _, most in asked]
 
 
 def soak_of_few_cells(model: kvg.Model, seed: int, draft: Literal["ngram"] | kvg.Model | None) -> Soak:

@@ -32,11 +32,8 @@ class HeadDrafter:
         make_room: Callable[[int], bool],
     ) -> list[list[int]]:
         """For each text at most so many tokens that may follow it; make_room(n): for so many cells."""
-        each = self._last.each
-        texts = [
-            DraftedText(sequence.seq, sequence.ids[-1], gate.n_drafted(self._last.rate(sequence), most, each))
-            for sequence, most in asked
-        ]
+        wanted = self._last.wanted(asked, gate)
+        texts = [DraftedText(sequence.seq, sequence.ids[-1], n) for sequence, n in wanted]
         begin = time.perf_counter()
         n = sum(text.n for text in texts)
         found: list[list[int]] = [[] for _ in texts]

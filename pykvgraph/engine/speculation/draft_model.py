@@ -35,10 +35,7 @@ class ModelDrafter:
         make_room: Callable[[int], bool],
     ) -> list[list[int]]:
         """For each text at most so many tokens that may follow it; the engine's cells are not needed."""
-        each = self._last.each
-        wanted = [
-            (sequence, gate.n_drafted(self._last.rate(sequence), most, each)) for sequence, most in asked
-        ]
+        wanted = self._last.wanted(asked, gate)
         found: list[list[int]] = [[] for _ in wanted]
         begin = time.perf_counter()
         try:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from pykvgraph.engine.step_seconds import StepSeconds
 
 _KEPT = 0.95  # of what is known, with each token that is compared
@@ -53,66 +56,86 @@ def _kind(n_same: int) -> int:
     return sum(n_same >= least for least in _LONG)
 
 
-_SELDOM = 256  # guesses that were refused: then one is tried all the same
-_N_TRIED = 4  # its tokens
+_TRIED = 0.004  # the share of time that may be lost by drafts that aren't expected to pay
 
 
 class Gate:
-    """A draft is as long as makes the step say the most tokens a second, by what was measured.
+    """Drafts are as long as makes the step say the most tokens a second, by what was measured.
 
     With n answers, a step says n tokens, and of a draft of k tokens rate + rate^2 + ... + rate^k
-    more, where rate is how often a guess holds. It then lasts as long as steps of so many tokens did. A
-    draft of no tokens is the best one where acceptance is low or further tokens take long.
+    more, where rate is how often a guess holds. It then lasts as long as steps of so many tokens did, and
+    the making of the drafts takes its time. All drafts of a step are chosen together: a step may take much
+    longer with a few tokens more, and hardly longer with many more. Texts whose guesses hold more often come
+    first, and each that has a draft has one of the same length, or as long as it can have.
+
+    What isn't expected to pay is tried all the same, for all texts, more often the less that may cost: nobody
+    knows how long steps take, or how often guesses hold, where there are no drafts.
     """
 
     def __init__(self) -> None:
         self.seconds = StepSeconds()
-        self._n_refused = 0
+        self._spare = 0.0  # of a step: what tries may cost
         self._n_rows = 0
-        self._said = 0.0  # tokens that the step is expected to say
-        self._more = 0.0  # seconds, for making drafts
+        self._n_said = 0
         self.has_refused = False  # in this step
 
     def begin(self, n_decoding: int, n_rows: int) -> None:
         """The next step, in which so many texts say a token each, and n_rows are decoded without drafts."""
         self._n_rows = n_rows
-        self._said = float(n_decoding)
-        self._more = 0.0
+        self._n_said = n_decoding
         self.has_refused = False
 
-    def n_drafted(self, rate: float, most: int, each: float = 0.0) -> int:
-        """How many tokens to draft of another text, at most `most`; each: seconds, to make one."""
-        if not most:
-            return 0
-        best, most_a_second = 0, self._said / max(self._lasts(0), 1e-9)
-        said = self._said
-        power, n = 1.0, 0
-        for size in _sizes(most):
-            while n < size:
-                power *= rate
-                said += power
-                n += 1
-            if (a_second := said / max(self._lasts(size) + size * each, 1e-9)) > most_a_second:
-                best, most_a_second = size, a_second
-        if not best and not (best := self._tried_seldom(most)):
-            self.has_refused = True
-            return 0
-        self._n_rows += best
-        self._said += sum(rate**i for i in range(1, best + 1))
-        self._more += best * each
-        return best
+    def lengths(self, asked: Sequence[tuple[float, int]], each: float = 0.0) -> list[int]:
+        """How many tokens to draft of each text.
 
-    def _lasts(self, n: int) -> float:
-        return self.seconds.of(self._n_rows + n) + self._more
+        asked: of each text the rate, and the most tokens. each: seconds, to make a token of a draft.
+        """
+        order = sorted((i for i, (_, most) in enumerate(asked) if most), key=lambda i: -asked[i][0])
+        best = _Plan(self._n_said / max(self.seconds.of(self._n_rows), 1e-9), 0, 0)
+        of_all = _Plan(0.0, 0, 0)
+        for size in _sizes(max((most for _, most in asked), default=0)):
+            n, said = 0, float(self._n_said)
+            for n_texts, i in enumerate(order, 1):
+                rate, most = asked[i]
+                n += min(size, most)
+                said += _expected(rate, min(size, most))
+                plan = _Plan(said / max(self.seconds.of(self._n_rows + n) + n * each, 1e-9), n_texts, size)
+                best = max(best, plan, key=_speed)
+            of_all = max(of_all, plan, key=_speed)
+        if best.n_texts < len(order) and self._may_try(of_all.speed / best.speed):
+            best = of_all
+        self.has_refused = best.n_texts < len(order)
+        found = [0] * len(asked)
+        for i in order[: best.n_texts]:
+            found[i] = min(best.size, asked[i][1])
+        return found
 
-    def _tried_seldom(self, most: int) -> int:
-        self._n_refused += 1
-        if self._n_refused < _SELDOM:
-            return 0
-        self._n_refused = 0
-        return min(most, _N_TRIED)
+    def _may_try(self, share: float) -> bool:
+        """share: of its speed that the step is expected to have then."""
+        self._spare += _TRIED
+        if self._spare < 1.0 - share:
+            return False
+        self._spare = 0.0
+        return True
+
+
+class _Plan(NamedTuple):
+    """So many texts have drafts of this size. speed: tokens a second."""
+
+    speed: float
+    n_texts: int
+    size: int
+
+
+def _speed(plan: _Plan) -> float:
+    return plan.speed
+
+
+def _expected(rate: float, n: int) -> float:
+    """How many of n guesses hold, up to the first that doesn't."""
+    return float(n) if rate >= 1.0 else rate * (1.0 - rate**n) / (1.0 - rate)
 
 
 def _sizes(most: int) -> list[int]:
-    """1, 2, 4, ... and `most`: graphs of the same size are made once."""
-    return [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most]
+    """1, 2, 4, ... and `most`: graphs of the same size are made once. None for 0."""
+    return [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most] if most else []

@@ -7,27 +7,35 @@ from collections.abc import Sequence
 
 from pykvgraph.context.common_length import common_length
 from pykvgraph.engine.request_sequence import RequestSequence
-from pykvgraph.engine.speculation.gate import Acceptance
+from pykvgraph.engine.speculation.gate import Acceptance, Gate
 from pykvgraph.engine.step_seconds import averaged
 
 
 class LastDrafts:
-    """The drafts of one step. each: seconds, to make a token."""
+    """The drafts of one step, and how often those of all steps have held."""
 
     def __init__(self) -> None:
-        self.each = 0.0
+        self._each = 0.0  # seconds, to make a token
         self._drafts: dict[int, tuple[int, list[int]]] = {}  # by sequence: the text's length, its last draft
         self._all = Acceptance()  # of all texts, the last ones above all
 
-    def rate(self, sequence: RequestSequence) -> float:
-        """How often a token holds that is drafted for the text; at first as often as those of other texts."""
-        return sequence.record.rate(0, self._all.rate(0))
+    def wanted(
+        self, asked: Sequence[tuple[RequestSequence, int]], gate: Gate
+    ) -> list[tuple[RequestSequence, int]]:
+        """The texts, with how many tokens to draft of each. asked: and the most of them.
+
+        A token of a text whose drafts aren't known holds as often as those of other texts.
+        """
+        usual = self._all.rate(0)
+        rates = [(sequence.record.rate(0, usual), most) for sequence, most in asked]
+        lengths = gate.lengths(rates, self._each)
+        return [(sequence, n) for (sequence, _), n in zip(asked, lengths, strict=True)]
 
     def keep(self, drafts: Sequence[tuple[RequestSequence, list[int]]], begin: float) -> None:
         """Of texts as they are now; begin: when the first one was begun."""
         self._drafts = {sequence.seq: (len(sequence.ids), draft) for sequence, draft in drafts}
         if n := sum(len(draft) for _, draft in drafts):
-            self.each = averaged(self.each, (time.perf_counter() - begin) / n)
+            self._each = averaged(self._each, (time.perf_counter() - begin) / n)
 
     def learn(self, sequence: RequestSequence, n_before: int) -> None:
         """The text has said something; n_before: tokens that it had before."""

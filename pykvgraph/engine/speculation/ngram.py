@@ -19,14 +19,13 @@ class NgramDrafter:
         make_room: Callable[[int], bool],
     ) -> list[list[int]]:
         """For each text at most so many tokens that may follow it; that takes no cells."""
-        found = []
-        for sequence, most in asked:
-            guess = sequence.lookup.guess(sequence.ids, max(most, 1))
-            n = gate.n_drafted(sequence.record.rate(guess.n_same), min(most, len(guess.tokens)))
+        guesses = [sequence.lookup.guess(sequence.ids, max(most, 1)) for sequence, most in asked]
+        wanted = []
+        for (sequence, most), guess in zip(asked, guesses, strict=True):
             if not guess.tokens:
                 sequence.record.found(something=False)
-            found.append(guess.tokens[:n].tolist())
-        return found
+            wanted.append((sequence.record.rate(guess.n_same), min(most, len(guess.tokens))))
+        return [guess.tokens[:n].tolist() for guess, n in zip(guesses, gate.lengths(wanted), strict=True)]
 
     def close(self) -> None:
         """Has nothing to free."""

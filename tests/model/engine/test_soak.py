@@ -77,7 +77,7 @@ def test_nobody_lacks_a_cell_with_drafts_that_hold(
     model: kvg.Model, monkeypatch: pytest.MonkeyPatch, n_steps: int
 ) -> None:
     """The model makes its own drafts, where it can: a greedy text is as far ahead of others as can be."""
-    monkeypatch.setattr(gate.Gate, "n_drafted", lambda self, rate, most, each=0.0: most)
+    monkeypatch.setattr(gate.Gate, "lengths", lambda self, asked, each=0.0: [most for _, most in asked])
     has_states = any(layer.kind != "attention" for layer in model.layers)
     soak = Soak(model, n_steps, False, "ngram" if has_states else model)
     alone = soak.engine.submit(soak.shared[0], kvg.SamplingParams(max_tokens=40, temperature=0)).result()

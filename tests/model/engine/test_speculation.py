@@ -39,7 +39,7 @@ def model(request: Any, architecture: Callable[[ArchSpec], Path]) -> Iterator[kv
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts pay always: tiny models take their time for a token more."""
-    monkeypatch.setattr(gate.Gate, "n_drafted", lambda self, rate, most, each=0.0: most)
+    monkeypatch.setattr(gate.Gate, "lengths", lambda self, asked, each=0.0: [most for _, most in asked])
 
 
 def said(
@@ -233,7 +233,7 @@ class Asks(Always):
     """Proposes as many as the gate allows."""
 
     def drafts(self, asked: Sequence[tuple[RequestSequence, int]], gate: Any, *_: Any) -> list[list[int]]:
-        return [self.tokens[: gate.n_drafted(0.5, most)] for _, most in asked]
+        return [self.tokens[:n] for n in gate.lengths([(0.5, most) for _, most in asked])]
 
 
 @pytest.mark.parametrize("pays", [True, False])
@@ -242,7 +242,7 @@ def test_steps_whose_drafts_are_too_slow_are_counted(
 ) -> None:
     """No draft holds: 19 steps say a token each, and the last of them needs no draft."""
     monkeypatch.setattr(drafters, "NgramDrafter", lambda: Asks(3, 4))
-    monkeypatch.setattr(gate.Gate, "_lasts", lambda self, n: 1.0 if pays else 1.0 + n)
+    monkeypatch.setattr(StepSeconds, "of", lambda self, n_rows: 1.0 if pays else float(n_rows))
     with kvg.Engine(small, n_ctx=512, n_seq_max=1, background=False, draft="ngram", **F32) as engine:
         engine.submit([5, 6, 7] * 4, kvg.SamplingParams(max_tokens=20, logit_bias={9: 1e6})).result()
         stats = engine.stats()
