@@ -17,6 +17,7 @@ from pykvgraph.errors import (
     UnsupportedError,
 )
 
+_NOT_OPENED = " can't be opened: "
 _CLASSES: dict[int, type[Exception]] = {
     KvgStatus.KVG_INVALID_ARGUMENT: InvalidArgumentError,
     KvgStatus.KVG_MODEL_LOAD: ModelLoadError,
@@ -40,10 +41,15 @@ def errcheck(last_error: Callable[[], bytes]) -> Callable[[int, Any, tuple[Any, 
 
 
 def _not_found(message: str, arguments: tuple[Any, ...]) -> FileNotFoundError:
-    """The error that Python's own open() would raise: the path is the native call's first argument."""
+    """The error that Python's own open() would raise. The path is the native call's first argument, or
+    one that it got in a record, which the message begins with then.
+    """
     path = arguments[0] if arguments and isinstance(arguments[0], bytes) else None
     # only the system's words: Python writes errno before them and the path after them
     if path is None:
         return FileNotFoundError(errno.ENOENT, message)
-    text = message.removeprefix(f"{path.decode('utf-8', 'replace')} can't be opened: ")
+    name, opened, text = message.partition(_NOT_OPENED)
+    if opened and not message.startswith(f"{path.decode('utf-8', 'replace')}{_NOT_OPENED}"):
+        return FileNotFoundError(errno.ENOENT, text, name)
+    text = message.removeprefix(f"{path.decode('utf-8', 'replace')}{_NOT_OPENED}")
     return FileNotFoundError(errno.ENOENT, text, os.fsdecode(path))

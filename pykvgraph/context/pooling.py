@@ -24,14 +24,16 @@ def pooling_of(wanted: int, metadata: Mapping[str, str]) -> Pooling:
         )
     if number not in range(len(POOLINGS)):
         names = ", ".join(f"{i} ({name})" for i, name in enumerate(POOLINGS))
-        raise UnsupportedError(f"pooling_type: {number} is not supported; there are {names}")
+        shown = "the file's is no number, which" if number < 0 else number
+        raise UnsupportedError(f"pooling_type: {shown} is not supported; there are {names}")
     return POOLINGS[number]
 
 
 def number_of(wanted: int, metadata: Mapping[str, str]) -> int:
-    """llama.cpp's number of a pooling: `wanted`, below 0 the file's own."""
-    arch = metadata.get("general.architecture", "")
-    return wanted if wanted >= 0 else int(metadata.get(f"{arch}.pooling_type", 0))
+    """llama.cpp's number of a pooling: `wanted`, below 0 the file's own; -1: that is no number."""
+    found = str(metadata.get(f"{metadata.get('general.architecture', '')}.pooling_type", 0))
+    own = int(found) if found.isdecimal() else -1
+    return wanted if wanted >= 0 else own
 
 
 def pooled(states: npt.NDArray[np.float32], pooling: Pooling) -> npt.NDArray[np.float32]:

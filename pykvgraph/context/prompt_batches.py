@@ -24,7 +24,7 @@ def groups_of(
         if not 0 < len(ids) <= n_batch:
             raise InvalidArgumentError(
                 f"text {index} has {len(ids)} tokens, expected 1 to {n_batch}, as it is decoded by one call: "
-                "shorten it, or use a larger n_batch"
+                "shorten it, or use a larger n_batch and n_ctx"
             )
     begin, n_tokens = 0, 0
     for end, ids in enumerate(texts):

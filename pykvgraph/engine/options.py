@@ -97,7 +97,7 @@ class EngineOptions:
         given = {**self.context, "adapters": self.adapters}
         batch = {"n_batch": self.n_batch, "n_ubatch": given.pop("n_ubatch", min(self.n_batch, 512))}
         if kind is not None:  # each text asks for the logits of its last token and of every draft
-            batch["n_outputs_max"] = self.n_seq_max * (1 + self.draft_max)
+            batch["n_outputs_max"] = self.n_seq_max * (1 + min(self.draft_max, self.n_batch))
         n_seqs = self.n_seq_max + (0 if self.prefix_compress is None else N_KEPT)
         second = draft_model_of(self.draft, model, {**given, **batch, "n_seq_max": n_seqs})
         budget = MemoryBudget(self.memory_share, self.margin)

@@ -88,7 +88,7 @@ class Readings:
             if is_small:
                 first.tell()
             else:
-                first.done.set_exception(_no_room(first))
+                first.done.set_exception(self._no_room(first))
         return None
 
     def _fits(self, reading: Reading) -> bool:
@@ -116,6 +116,8 @@ class Readings:
         else:
             reading.done.set_exception(error)
 
-
-def _no_room(reading: Reading) -> CacheFullError:
-    return CacheFullError(f"the text has {len(reading.ids)} tokens, and there is no room for it now")
+    def _no_room(self, reading: Reading) -> CacheFullError:
+        return CacheFullError(
+            f"the text has {len(reading.ids)} tokens, and the cache {self._ctx.n_ctx} cells: shorten it, or "
+            "use a larger n_ctx"
+        )

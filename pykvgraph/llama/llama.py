@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from pykvgraph._native.fork import importing, renew_cached_properties_in_child
-from pykvgraph.checks import shown
+from pykvgraph.checks import several, shown
 from pykvgraph.context.context import Context
 from pykvgraph.context.pooling import POOLINGS, RANK, number_of, pooling_of
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
@@ -317,9 +317,10 @@ class Llama(LlamaSession):
         """
         if not self._embedding:
             raise RuntimeError("rank: open the Llama with embedding=True")
-        if isinstance(documents, str):
+        given = None if isinstance(documents, str) else several(documents)
+        if given is None:
             raise InvalidArgumentError(f"documents must be a list of texts, got {shown(documents)}")
-        return embedding.rank(self, query, list(documents))
+        return embedding.rank(self, query, given)
 
     # Its life
 

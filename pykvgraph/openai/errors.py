@@ -87,8 +87,12 @@ def loading() -> WireError:
     return unavailable("Loading model")
 
 
-def no_room(n_prompt: int, n_ctx: int, is_least: bool = False) -> WireError:
-    """The prompt is longer than a request may be. is_least: it may have more tokens than these.
+def no_room(
+    n_prompt: int, n_ctx: int, is_least: bool = False, mend: str = "a larger -c or fewer -np"
+) -> WireError:
+    """The prompt is longer than a request may be.
+
+    is_least: it may have more tokens than these. mend: what the server may be started with.
 
     Clients know this error by words of its message: "prompt is too long" is Anthropic's, "exceeds the
     available context size" and "too large" llama-server's.
@@ -99,7 +103,7 @@ def no_room(n_prompt: int, n_ctx: int, is_least: bool = False) -> WireError:
         TOO_LONG,
         f"prompt is too long: it has {n_told} tokens and exceeds the available context size. It is too large "
         f"for a request, which may have {n_ctx} tokens with its answer. "
-        "Shorten it, or start the server with a larger -c or fewer -np",
+        f"Shorten it, or start the server with {mend}",
         n_prompt_tokens=n_prompt,
         n_ctx=n_ctx,
     )

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pykvgraph.engine import Engine, Window
 from pykvgraph.engine.types import Pin
 from pykvgraph.errors import InvalidArgumentError, UnsupportedError
-from pykvgraph.openai.errors import invalid, loading, too_many, unavailable
+from pykvgraph.openai.errors import invalid, loading, no_room, too_many, unavailable
 from pykvgraph.openai.vocabulary import Vocabulary
 from pykvgraph.params.params import SamplingParams
 from pykvgraph.sampling.sampler import Sampler
@@ -128,6 +128,17 @@ class Service:
     def _shifts(self) -> bool:
         """Whether an answer that has filled its context goes on."""
         return self.settings.context_shift and self.engine.can_shift
+
+    def require_read(self, prompt: Sequence[int]) -> None:
+        """Raises WireError for a text that is too long to be embedded or scored.
+
+        An encoder reads a text by one decode.
+        """
+        n_batch = self.engine.context.n_batch
+        if self.engine.model.encodes and n_batch < len(prompt):
+            raise no_room(len(prompt), min(n_batch, self.n_ctx), mend="a larger -b and -c")
+        if len(prompt) > self.n_ctx:
+            raise no_room(len(prompt), self.n_ctx)
 
     def sampling(self, fields: Fields) -> SamplingParams:
         """How a body wants its answer sampled. Raises WireError and InvalidArgumentError."""

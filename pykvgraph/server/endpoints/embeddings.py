@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from pykvgraph.context.pooling import Pooling, pooling_of
-from pykvgraph.openai.errors import invalid, no_room, no_text, unsupported
+from pykvgraph.openai.errors import invalid, no_text, unsupported
 from pykvgraph.openai.wire_json import dumps, dumps_in_parts
 from pykvgraph.server.endpoints.rerank import ranks
 from pykvgraph.server.http.reply import WorkReply
@@ -70,8 +70,7 @@ class _Work:
         most = service.settings.max_prompts
         self._prompts = prompts_of(value, vocabulary.tokenizer, vocabulary.n_vocab, most, service.n_ctx)
         for prompt in self._prompts:
-            if len(prompt) > service.n_ctx:
-                raise no_room(len(prompt), service.n_ctx)
+            service.require_read(prompt)
         self._format = fields.text("encoding_format", "float")
         if self._format not in ("float", "base64"):
             raise invalid("The format to return the embeddings in. Can be either float or base64")

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 
 from pykvgraph.context.pooling import RANK, number_of
 from pykvgraph.context.ranking import pair_tokens
-from pykvgraph.openai.errors import invalid, no_room, too_many, unsupported
+from pykvgraph.openai.errors import invalid, too_many, unsupported
 from pykvgraph.openai.wire_json import dumps_in_parts
 from pykvgraph.server.http.reply import WorkReply
 from pykvgraph.server.requests.fields import Fields
@@ -88,8 +88,7 @@ class _Scoring:
 
     def _prompt(self, document: str) -> list[int]:
         prompt = pair_tokens(self._service.engine.model, self._query, document)
-        if len(prompt) > self._service.n_ctx:
-            raise no_room(len(prompt), self._service.n_ctx)
+        self._service.require_read(prompt)
         return prompt
 
     def _result(self, index: int, score: float) -> dict[str, Any]:

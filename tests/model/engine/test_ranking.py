@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from support.architectures import ArchSpec
-from support.embedder import vectors_by_libllama
+from support.embedder import break_classifier, vectors_by_libllama
+from support.gguf_bytes import STRING
 from support.gguf_parts import take_apart
 from support.vocabularies import of_kind
 
@@ -65,6 +66,42 @@ def test_engine_and_llama(reranker: Path) -> None:
         pytest.raises(RuntimeError, match="embedding=True"),
     ):
         llama.rank(QUERY, DOCUMENTS)
+
+
+def test_what_is_no_text_is_refused(architecture: Architecture, tmp_path: Path) -> None:
+    """Also where the file has a prompt for pairs. A text that is too long for the cache is told so."""
+    path = tmp_path / "qwen.gguf"
+    parts = take_apart(architecture(ArchSpec("qwen3", pooling=4, n_classes=2)).read_bytes())
+    parts.set("tokenizer.chat_template.rerank", STRING, b"a {query} the {document} cat")
+    parts.raw().write(path)
+    wrong: list[tuple[Any, Any]] = [(None, ["a"]), (7, ["a"]), (b"a", ["a"]), ("a", [None]), ("a", ["a", 5])]
+    with (
+        kvg.Model(path, device="cpu") as model,
+        kvg.Engine(model, n_ctx=64, n_batch=16, background=False) as engine,
+        kvg.Llama(str(path), embedding=True, n_ctx=64, n_gpu_layers=0, verbose=False) as llama,
+    ):
+        for query, documents in wrong:
+            for rank in (engine.rank, llama.rank):
+                with pytest.raises(kvg.InvalidArgumentError, match=r"the (query|document) must be a text"):
+                    rank(query, documents)
+        for documents in (None, 7, "a"):
+            with pytest.raises(kvg.InvalidArgumentError, match="documents must be a list of texts"):
+                llama.rank(QUERY, documents)  # type: ignore[arg-type]
+        with pytest.raises(kvg.CacheFullError, match=r"tokens, and the cache 64 cells: .*n_ctx"):
+            engine.rank(QUERY, ["cat " * 60])
+
+
+def test_scores_that_are_no_numbers(reranker: Path) -> None:
+    """They have no order."""
+    break_classifier(reranker)
+    with (
+        kvg.Model(reranker, device="cpu") as model,
+        kvg.Engine(model, n_ctx=64, background=False) as engine,
+        kvg.Llama(str(reranker), embedding=True, n_gpu_layers=0, verbose=False) as llama,
+    ):
+        for rank in (engine.rank, llama.rank):
+            with pytest.raises(kvg.KVGraphError, match="weights are broken"):
+                rank(QUERY, DOCUMENTS)
 
 
 def test_an_embedder_ranks_nothing(architecture: Architecture) -> None:

@@ -250,6 +250,12 @@ def test_steps_whose_drafts_are_too_slow_are_counted(
     assert stats.drafts_refused == {"busy": 0, "slow": 0 if pays else 18, "cells": 0}
 
 
+def test_any_draft_max_has_room(small: kvg.Model) -> None:
+    """No step has more tokens than a batch."""
+    with kvg.Engine(small, n_ctx=64, draft="ngram", draft_max=10**9, background=False, **F32) as engine:
+        assert len(engine.submit([5, 6, 7], kvg.SamplingParams(max_tokens=9)).result().tokens) == 9
+
+
 def test_a_step_is_timed_without_making_drafts_and_without_saying(
     small: kvg.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import httpx
 import pytest
 from support.architectures import ArchSpec
+from support.embedder import break_classifier
 from support.gguf_bytes import STRING
 from support.gguf_parts import take_apart
+from support.hostile_requests import ODD
 from support.served import llama_server, served
 from support.vocabularies import of_kind
 
@@ -138,6 +141,59 @@ def test_many_documents_and_long_ones(client: httpx.Client) -> None:
     assert refused.json()["error"]["type"] == "exceed_context_size_error"
     refused = client.post("/rerank", json={"query": QUERY, "documents": ["cat"] * 2049})
     assert refused.status_code == 400 and "--max-prompts" in refused.text
+
+
+def test_a_text_that_one_decode_has_no_room_for(bert: Path) -> None:
+    """An encoder's has n_batch tokens at most. The others' scores are not told."""
+
+    def load() -> kvg.Engine:
+        return kvg.Engine(kvg.Model(bert, device="cpu"), n_ctx=512, n_batch=32)
+
+    long = "cat " * 40
+    with served(load) as (url, _):
+        refused = httpx.post(f"{url}/rerank", json={"query": QUERY, "documents": ["a"] * 20 + [long]})
+    with served(load, pooling="mean") as (url, _):
+        embedded = httpx.post(f"{url}/v1/embeddings", json={"input": ["a"] * 20 + [long]})
+    for reply in (refused, embedded):
+        error = reply.json()["error"]
+        assert reply.status_code == 400 and error["type"] == "exceed_context_size_error"
+        assert error["n_ctx"] == 32 and "-b" in error["message"]
+
+
+def test_hostile_bodies(client: httpx.Client) -> None:
+    """Each part of a body replaced by each odd thing."""
+    body = {"query": QUERY, "documents": ["cat", "a"], "top_n": 2, "return_documents": True, "model": "a"}
+    before = client.post("/rerank", json=body).json()
+    codes = set[int]()
+    for name in (*body, "texts", "lora", "return_text"):
+        for odd in ODD:
+            reply = client.post("/rerank", content=json.dumps({**body, name: odd}))
+            codes.add(reply.status_code)
+            told = reply.json()
+            assert "results" in told or isinstance(told, list) or isinstance(told["error"]["message"], str)
+    assert codes == {200, 400}
+    assert client.post("/rerank", json=body).json() == before
+
+
+def test_scores_that_are_no_numbers_are_not_told(bert: Path) -> None:
+    break_classifier(bert)
+    with served(loaded(bert)) as (url, _):
+        reply = httpx.post(f"{url}/rerank", json={"query": QUERY, "documents": DOCUMENTS})
+    assert reply.status_code == 500 and "weights are broken" in reply.json()["error"]["message"]
+
+
+def test_a_pooling_that_is_no_number(qwen: Path) -> None:
+    parts = take_apart(qwen.read_bytes())
+    parts.set("qwen3.pooling_type", STRING, b"rank")
+    parts.raw().write(qwen)
+    with served(loaded(qwen)) as (url, _):
+        reply = httpx.post(f"{url}/rerank", json={"query": QUERY, "documents": DOCUMENTS})
+        assert reply.status_code == 501 and "--reranking" in reply.text
+    with (
+        kvg.Llama(str(qwen), embedding=True, n_gpu_layers=0, verbose=False) as llama,
+        pytest.raises(kvg.UnsupportedError, match="pooling_type: the file's is no number"),
+    ):
+        llama.embed("cat")
 
 
 def test_a_server_that_embeds(bert: Path) -> None:

@@ -39,6 +39,14 @@ def test_a_missing_file_has_errno_and_name() -> None:
     assert str(caught.value) == "[Errno 2] No such file or directory: '/no/file'"
 
 
+def test_a_file_that_is_named_in_a_record() -> None:
+    """As an assistant's is: the first argument is the model's."""
+    check = errcheck(lambda: b"other can't be opened: No such file or directory")
+    with pytest.raises(FileNotFoundError) as caught:
+        check(KvgStatus.KVG_NOT_FOUND, None, (b"/model", None))
+    assert str(caught.value) == "[Errno 2] No such file or directory: 'other'"
+
+
 def test_an_empty_path_is_named() -> None:
     check = errcheck(lambda: b" can't be opened: No such file or directory")
     with pytest.raises(FileNotFoundError) as caught:
