@@ -26,6 +26,7 @@ from pykvgraph.sampling.sampler import Sampler
 from support import sanitizer
 from support.adapters import write_adapter
 from support.architectures import ArchSpec, write_architecture
+from support.assistants import write_assistant
 from support.gguf_bytes import STRING
 from support.gguf_parts import Parts, take_apart
 from support.models import N_VOCAB, TINY, ModelSpec, WeightType, write_model
@@ -128,6 +129,8 @@ ARCHITECTURES = {
     "nomic-bert-moe": ArchSpec("nomic-bert-moe", 2, 32, 2, 2, 16, 32, n_expert=4, fused=True),
     "jina-bert-v2": ArchSpec("jina-bert-v2", 2, 32, 2, 2, 16, 32, gates="in one", n_classes=1),
     "modern-bert": ArchSpec("modern-bert", 3, 32, 2, 2, 16, 32, window=8, period=3, fused=True, n_classes=2),
+    "reranker": ArchSpec("bert", 2, 32, 2, 2, 16, 32, n_ctx_train=64, pooling=4, n_classes=1),
+    "qwen3-reranker": ArchSpec("qwen3", 2, 32, 2, 1, 16, 32, pooling=4, n_classes=2),
     "gemma-embedding": ArchSpec("gemma-embedding", 3, 32, 2, 1, 16, 32, window=8, n_dense=24),
     "qwen35moe": ArchSpec("qwen35moe", 2, 32, 2, 1, 16, 32, n_expert=4, n_ff_shared=16, state_heads=2),
     "lfm2": ArchSpec("lfm2", 3, 32, 2, 1, 16, 32, window=8, state_heads=1, n_taps=3),
@@ -184,6 +187,12 @@ def adapter_of_tiny() -> Parts:
         return take_apart(path.read_bytes())
 
 
+def assistant_of_gemma() -> Parts:
+    with tempfile.TemporaryDirectory() as directory:
+        path = write_assistant(ARCHITECTURES["gemma4"], Path(directory) / "a.gguf")
+        return take_apart(path.read_bytes())
+
+
 # what is damaged, and how
 BASES: dict[str, tuple[Callable[[], Parts], Callable[[Parts, str, int, Path], str]]] = {
     "stories": (lambda: take_apart(STORIES.read_bytes()), write_mutant),
@@ -197,6 +206,7 @@ BASES: dict[str, tuple[Callable[[], Parts], Callable[[Parts, str, int, Path], st
     **{kind: (partial(with_vocabulary, kind), write_mutant) for kind in RARE_KINDS},
     "charsmap": (partial(with_vocabulary, "t5"), write_remapped),
     "adapter": (adapter_of_tiny, write_mutant),
+    "assistant": (assistant_of_gemma, write_mutant),
     "retyped": (lambda: generated(WIDE), write_retyped),
     "resplit": (lambda: byte_level(generated(TINY)), write_resplit),
 }
@@ -242,6 +252,8 @@ def use_model(path: Path) -> None:
         batch.extend([token % model.n_vocab for token in (1, 2, 3, model.n_vocab - 1)], 0, logits="all")
         ctx.decode(batch)
         assert ctx.embeddings().shape == (4, model.n_embd)
+        if model.n_classes:
+            assert len(ctx.classify(ctx.embeddings())) == 4
         if model.encodes:
             return
         assert ctx.logits().shape == (4, model.n_vocab)
@@ -293,6 +305,27 @@ def use_adapter(path: Path) -> str:
     return f"adapter:{attempt(adapt, path)}"
 
 
+def use_assistant(path: Path) -> str:
+    """An assistant of the model of Gemma 4's architecture, which lies beside it."""
+
+    def draft(path: Path) -> None:
+        target = write_architecture(ARCHITECTURES["gemma4"], path.parent)
+        with (
+            kvg.Model(target, device="cpu", assistant=path) as model,
+            kvg.Context(model, n_ctx=32, n_threads=1, n_threads_batch=1) as ctx,
+        ):
+            batch = kvg.Batch()
+            batch.extend([1, 2, 3], 0, logits="last")
+            ctx.decode(batch)
+            assert len(ctx.draft([(0, model.n_vocab - 1, 3)])[0]) == 3
+
+    return f"file:{attempt(use_file, path)} assistant:{attempt(draft, path)}"
+
+
+# who uses a file that is no whole model
+USES = {"adapter": use_adapter, "assistant": use_assistant}
+
+
 def in_child(task: Callable[[], str]) -> str:
     """What task() returns in a process of its own; what begins with "!" when it didn't get that far."""
     readable, writable = os.pipe()
@@ -338,7 +371,7 @@ def main(folder: Path, base: str, first: int, count: int) -> None:
     sound = folder / f"{base}.gguf"
     parts.raw().write(sound)
     # also makes the tables that ggml and libllama make once, before the forks
-    use_it = use_adapter if base == "adapter" else use
+    use_it = USES.get(base, use)
     tell(base, "none", use_it(sound))
     for index in range(first, first + count):
         path = folder / f"{base}-{index}.gguf"

@@ -24,13 +24,17 @@ from support.models import SMALL, ModelSpec, WeightType
 import pykvgraph as kvg
 
 TESTS = Path(__file__).parents[2]
-N_MUTANTS = 80 if not chance.THOROUGH else 200 if sanitizer.ADDRESS else 4000
+N_MUTANTS = 50 if not chance.THOROUGH else 200 if sanitizer.ADDRESS else 4000
 Q = "blk.0.attn_q.weight"
 ModelFile = Callable[[ModelSpec], Path]
 
 
-def test_damaged_files(tmp_path: Path) -> None:
-    arguments = [str(tmp_path), "adapter", "0", str(N_MUTANTS)]
+@pytest.mark.parametrize(
+    ("base", "sound"), [("adapter", "adapter:ok"), ("assistant", "file:ok assistant:ok")]
+)
+def test_damaged_files(tmp_path: Path, base: str, sound: str) -> None:
+    """Adapters; and assistants, beside the model for which they draft."""
+    arguments = [str(tmp_path), base, "0", str(N_MUTANTS)]
     run = subprocess.run(
         [sys.executable, "-m", "support.hostile", *arguments],
         cwd=TESTS,
@@ -40,12 +44,12 @@ def test_damaged_files(tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stderr[-4000:]
     first, *told = map(json.loads, run.stdout.splitlines())
-    assert first["verdict"] == "adapter:ok"
+    assert first["verdict"] == sound
     assert len(told) == N_MUTANTS
     died = [trial for trial in told if trial["verdict"].startswith("!")]
     assert not died, f"{len(died)} of {len(told)}; the files are in {tmp_path}. The first: {died[0]}"
     outcomes = Counter(trial["verdict"] for trial in told)
-    assert 0.1 * N_MUTANTS < outcomes["adapter:ok"] < 0.9 * N_MUTANTS, outcomes
+    assert 0.1 * N_MUTANTS < outcomes[sound] < 0.9 * N_MUTANTS, outcomes
 
 
 def zeros(*shape: int) -> np.ndarray[Any, Any]:
