@@ -49,6 +49,7 @@ class Lookahead(NotCopied):
         else:
             instance(draft, Context, "draft")
             require_same_tokens(ctx.model, draft.model)
+            draft.model._require_whole()
             if most_back(draft) is not None:
                 raise cannot_go_back(draft, "recurrent layers", "take another draft model")
             self._draft = TokenSequence(draft)

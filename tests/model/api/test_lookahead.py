@@ -178,6 +178,18 @@ def talk(model: kvg.Model, n_ctx: int, left: int = 0, **drafts: Any) -> list[Any
         return found
 
 
+def test_an_encoder_drafts_nothing(architecture: Callable[[ArchSpec], Path]) -> None:
+    """It is refused, and not asked in vain at every token."""
+    with (
+        kvg.Model(architecture(ArchSpec("bert", head_dim=16, n_head_kv=4)), device="cpu") as encoder,
+        kvg.Model(architecture(ArchSpec("qwen3")), device="cpu") as model,
+        kvg.Context(model, n_ctx=64) as ctx,
+        kvg.Context(encoder, n_ctx=64) as draft,
+        pytest.raises(kvg.UnsupportedError, match="is an encoder"),
+    ):
+        kvg.generate(ctx, PROMPT, draft=draft)
+
+
 @pytest.mark.parametrize(("n_ctx", "left"), [(512, 0), (512, 1), (96, 0)])
 def test_a_conversation(stories: Path, made: list[Lookahead], n_ctx: int, left: int) -> None:
     """With 96 cells old turns are given up."""
