@@ -10,11 +10,26 @@ _MOST = 1.25  # times what was expected that one step counts at most: it made a 
 _EACH = 0.1  # of a step: what a token more takes, while nothing is known
 _N_TRUSTED = 3  # steps of so many tokens, behind which one that lasts longer than _MOST is cut
 _NEAR = 32  # tokens: texts that have so many more than in the step before are the same ones
+_NEAR_PART = 16  # or this part of them
 
 
 def averaged(before: float, now: float) -> float:
     """The average with one value more; before 0.0: there was none yet."""
     return before + _WEIGHT * (now - before) if before else now
+
+
+class Seconds:
+    """An average of seconds. The first time made graphs, too, and doesn't count."""
+
+    def __init__(self) -> None:
+        self.average = 0.0  # 0.0: nothing was measured
+        self._is_first = True
+
+    def learn(self, seconds: float) -> None:
+        """What it took now."""
+        if not self._is_first:
+            self.average = averaged(self.average, min(seconds, _MOST * self.average or seconds))
+        self._is_first = False
 
 
 class StepSeconds:
@@ -35,7 +50,8 @@ class StepSeconds:
 
     def learn(self, n_rows: int, seconds: float, depth: int = 0) -> None:
         """What a step took. depth: tokens that its texts have in the cache, all together."""
-        is_near = abs(depth - self._depth) <= _NEAR
+        seconds = max(seconds, 1e-9)
+        is_near = abs(depth - self._depth) <= max(_NEAR, depth // _NEAR_PART)
         is_switch = n_rows != self._last
         self._last, self._depth = n_rows, depth
         n_before, is_known = self._n_steps[n_rows], n_rows in self._factors
@@ -46,7 +62,7 @@ class StepSeconds:
             self._level = seconds / self._factor(n_rows)
         elif not is_near:
             self._level = seconds / self._factors[n_rows]
-        ratio = seconds / max(self.of(n_rows), 1e-9)
+        ratio = seconds / self.of(n_rows)
         if n_before >= _N_TRUSTED:
             ratio = min(ratio, _MOST)
         if is_switch or not is_known:
@@ -58,6 +74,10 @@ class StepSeconds:
         if n_rows not in self._factors:
             insort(self._rows, n_rows)
         self._factors[n_rows] = factor
+
+    def knows(self, n_rows: int) -> bool:
+        """Whether a step of so many tokens, or of fewer, was measured: below these there is no line."""
+        return bool(self._rows) and self._rows[0] <= n_rows
 
     def of(self, n_rows: int) -> float:
         """What a step is expected to take; 0.0: no step was measured."""
@@ -72,11 +92,9 @@ class StepSeconds:
             return self._factors[self._rows[0]]
         low = self._rows[at - 1]
         if at < len(self._rows):
-            high = self._rows[at]
-            each = (self._factors[high] - self._factors[low]) / (high - low)
-        elif at > 1:
-            first = self._rows[0]
-            each = (self._factors[low] - self._factors[first]) / (low - first)
-        else:
-            each = _EACH * self._factors[low]
+            return self._factors[low] + self._slope(low, self._rows[at]) * (n_rows - low)
+        each = max(self._slope(self._rows[0], low), 0.0) if at > 1 else _EACH * self._factors[low]
         return self._factors[low] + each * (n_rows - low)
+
+    def _slope(self, low: int, high: int) -> float:
+        return (self._factors[high] - self._factors[low]) / (high - low)

@@ -37,9 +37,8 @@ class ModelDrafter:
         """For each text at most so many tokens that may follow it; the engine's cells are not needed."""
         wanted = self._last.wanted(asked, gate)
         found: list[list[int]] = [[] for _ in wanted]
-        begin = time.perf_counter()
         try:
-            self._propose(wanted, found)
+            begin = self._propose(wanted, found)
         except (KVGraphError, MemoryError):
             self._ctx.reset()
             self._known = [DecodedTokens() for _ in self._known]
@@ -56,10 +55,11 @@ class ModelDrafter:
         """Frees its context."""
         self._ctx.close()
 
-    def _propose(self, wanted: Sequence[tuple[RequestSequence, int]], found: list[list[int]]) -> None:
-        """Token by token, those of all texts in one batch."""
+    def _propose(self, wanted: Sequence[tuple[RequestSequence, int]], found: list[list[int]]) -> float:
+        """Token by token, those of all texts in one batch. Returns when the first of them was begun."""
         left = {i: (sequence.seq, n) for i, (sequence, n) in enumerate(wanted) if n}
         ready = [i for i in left if self._catch_up(wanted[i][0])]
+        begin = time.perf_counter()  # not of reading prompts, which every text has to pay once
         last = {i: wanted[i][0].ids[-1] for i in ready}
         while last:
             self._batch.clear()
@@ -71,6 +71,7 @@ class ModelDrafter:
             for i, token in zip(last, self._ctx.scores().best.tolist(), strict=True):
                 found[i].append(token)
             last = {i: found[i][-1] for i in last if len(found[i]) < left[i][1]}
+        return begin
 
     def _catch_up(self, sequence: RequestSequence) -> bool:
         """Decodes the text, but for its last token; False: it is not yet done, or there is no room.

@@ -56,6 +56,7 @@ def _kind(n_same: int) -> int:
     return sum(n_same >= least for least in _LONG)
 
 
+_SELDOM = 256  # steps with drafts: then one has none
 _TRIED = 0.004  # the share of time that may be lost by drafts that aren't expected to pay
 
 
@@ -69,7 +70,8 @@ class Gate:
     first, and each that has a draft has one of the same length, or as long as it can have.
 
     What isn't expected to pay is tried all the same, for all texts, more often the less that may cost: nobody
-    knows how long steps take, or how often guesses hold, where there are no drafts.
+    knows how long steps take, or how often guesses hold, where there are no drafts. So that steps without are
+    known, too, the first two of so many texts have none, and one now and then.
     """
 
     def __init__(self) -> None:
@@ -78,9 +80,15 @@ class Gate:
         self._n_rows = 0
         self._n_said = 0
         self.has_refused = False  # in this step
+        self._has_drafts = False
+        self._n_with_drafts = 0  # steps, since one without
+        self._is_without = False  # whether this step has no drafts, to see what it takes
 
     def begin(self, n_decoding: int, n_rows: int) -> None:
         """The next step, in which so many texts say a token each, and n_rows are decoded without drafts."""
+        self._n_with_drafts = self._n_with_drafts + 1 if self._has_drafts else 0
+        self._has_drafts = False
+        self._is_without = self._n_with_drafts >= _SELDOM or not self.seconds.knows(n_rows)
         self._n_rows = n_rows
         self._n_said = n_decoding
         self.has_refused = False
@@ -90,6 +98,8 @@ class Gate:
 
         asked: of each text the rate, and the most tokens. each: seconds, to make a token of a draft.
         """
+        if self._is_without:
+            return [0] * len(asked)
         order = sorted((i for i, (_, most) in enumerate(asked) if most), key=lambda i: -asked[i][0])
         best = _Plan(self._n_said / max(self.seconds.of(self._n_rows), 1e-9), 0, 0)
         of_all = _Plan(0.0, 0, 0)
@@ -104,7 +114,7 @@ class Gate:
             of_all = max(of_all, plan, key=_speed)
         if best.n_texts < len(order) and self._may_try(of_all.speed / best.speed):
             best = of_all
-        self.has_refused = best.n_texts < len(order)
+        self.has_refused, self._has_drafts = best.n_texts < len(order), best.n_texts > 0
         found = [0] * len(asked)
         for i in order[: best.n_texts]:
             found[i] = min(best.size, asked[i][1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from support.soak import F32
 
 import pykvgraph as kvg
 from pykvgraph.engine.speculation.draft_model import ModelDrafter
+from pykvgraph.engine.speculation.last_drafts import LastDrafts
 
 CHOICES: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -62,6 +64,26 @@ def test_greedy_drafts_of_the_model_itself_hold(small: kvg.Model) -> None:
     with kvg.Engine(small, n_ctx=512, n_seq_max=2, background=False, draft=small, **F32) as engine:
         found = engine.submit([5, 6, 7, 8], kvg.SamplingParams(max_tokens=41)).result()
     assert found.drafted == found.accepted == 32  # 1 by the prompt, then 8 steps of 1 + 4
+
+
+def test_reading_prompts_is_not_what_a_draft_takes(small: kvg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each text has to pay that once; or drafts would seem slow after each prompt, and each pause."""
+    keep, catch_up = LastDrafts.keep, ModelDrafter._catch_up
+    made: list[float] = []
+
+    def kept(self: LastDrafts, drafts: Any, begin: float) -> None:
+        made.append(time.perf_counter() - begin)
+        keep(self, drafts, begin)
+
+    def slowly(self: ModelDrafter, sequence: Any) -> bool:
+        time.sleep(0.2)
+        return catch_up(self, sequence)
+
+    monkeypatch.setattr(LastDrafts, "keep", kept)
+    monkeypatch.setattr(ModelDrafter, "_catch_up", slowly)
+    with kvg.Engine(small, n_ctx=256, n_seq_max=2, background=False, draft=small, **F32) as engine:
+        engine.submit([5, 6, 7, 8], kvg.SamplingParams(max_tokens=11)).result()
+    assert made and min(made) < 0.2
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused(

@@ -9,7 +9,7 @@ import pytest
 
 from pykvgraph.engine.speculation.gate import Acceptance, Gate
 from pykvgraph.engine.speculation.lookup import Lookup
-from pykvgraph.engine.step_seconds import StepSeconds
+from pykvgraph.engine.step_seconds import Seconds, StepSeconds
 
 
 def longest(ids: list[int]) -> int:
@@ -91,6 +91,16 @@ def test_seconds_between_those_that_were_measured_are_on_a_line() -> None:
 def learn(seconds: StepSeconds, n_rows: int, *took: float) -> None:
     for each in took:
         seconds.learn(n_rows, each)
+
+
+def test_more_tokens_never_take_less() -> None:
+    """By chance steps of two tokens took less than steps of one; a line on to 60 would be below 0."""
+    seconds = StepSeconds()
+    learn(seconds, 1, 9.0, 1.0)
+    learn(seconds, 2, 9.0, 0.98)
+    assert seconds.of(60) == pytest.approx(0.98)
+    assert seconds.knows(2)
+    assert not seconds.knows(0)
 
 
 def test_seconds_of_deeper_texts_do_not_tell_sizes_apart() -> None:
@@ -216,3 +226,23 @@ def test_a_gate_tells_that_it_has_refused() -> None:
     assert not found.has_refused
     assert found.lengths([(0.01, 0)]) == [0]  # there was nothing to refuse
     assert not found.has_refused
+
+
+def test_what_steps_take_without_drafts_is_measured() -> None:
+    """Of four texts: the first two steps have no drafts, nor has one after each 256 with drafts."""
+    found, drafted = Gate(), []
+    for _ in range(2 * 256 + 4):
+        found.begin(4, 4)
+        drafted += found.lengths([(0.9, 4)])
+        found.seconds.learn(4 + drafted[-1], 1.0)
+    assert [i for i, n in enumerate(drafted) if not n] == [0, 1, 258, 515]
+    found.begin(3, 3)  # a text has ended; nothing tells what less than four tokens take
+    assert found.lengths([(0.9, 4)]) == [0]
+    assert not found.has_refused
+
+
+def test_a_draft_that_took_long_once_is_made_again() -> None:
+    seconds = Seconds()
+    for took in (50.0, 1.0, 1000.0):  # it made graphs; as ever; and was kept waiting
+        seconds.learn(took)
+    assert seconds.average == pytest.approx(1.05)
