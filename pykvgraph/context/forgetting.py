@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from pykvgraph.checks import integer, shown
+from pykvgraph.checks import INT32_MAX, integer, shown
 from pykvgraph.context.cell_scores import (
     POLICIES,
     Floats,
@@ -34,6 +34,13 @@ N_RECENT = 64  # of its last tokens
 N_AT_ONCE = 128  # cells: to know what they are worth takes reading all K
 
 Places: TypeAlias = npt.NDArray[np.int64]
+
+
+class Composed(NamedTuple):
+    """What compose() did. places: from the first position of the span to its last; empty: there is none."""
+
+    report: ForgetReport
+    places: range
 
 
 @dataclass(frozen=True)
@@ -79,12 +86,27 @@ class Forget:
         """Forgets until n_tokens more find room.
 
         last: the ids of the sequence's last tokens, 64 or as many as are known, for policies that decode
-        them once more. Raises CacheFullError, with nothing forgotten, when too few cells may be;
+        them once more. Raises CacheFullError, with nothing forgotten, when too few cells may be, or when
+        gaps are to be closed and there is no room for copies of cells that others have, too;
         UnsupportedError where there are none to be forgotten, and as require_second_reading() does.
+        DeviceError while gaps are closed leaves some of them.
         """
         n_missing = n_tokens - self.room(ctx.kv, seq)
         if n_missing <= 0:
             return
+
+        done: list[ForgetReport] = []
+        try:
+            # as one call: what is empty afterwards is needed for copies
+            ctx._handle.together(lambda: self._forget(ctx, seq, n_missing, last, done))
+        finally:
+            if done and self.on_forget is not None:
+                self.on_forget(done[0])
+
+    def _forget(
+        self, ctx: Context, seq: int, n_missing: int, last: Sequence[int], done: list[ForgetReport]
+    ) -> None:
+        """make_room(), which appends a report to `done` once cells are gone."""
 
         def n_cells(n_most: int) -> int:
             return max(n_missing, n_at_once(n_most))
@@ -92,14 +114,26 @@ class Forget:
         def read(n: int) -> None:
             read_again(ctx, seq, last[-n:])
 
+        def check(places: Places, n_gone: int) -> None:
+            if self._is_far(ctx, seq, n_gone):
+                _require_closing(ctx, seq, places, n_gone)
+
         if self.composite:
-            report = compose(ctx, seq, n_cells, self.policy, read)
+            done.append(compose(ctx, seq, n_cells, self.policy, read, check=check).report)
         else:
-            report = drop(ctx.kv, seq, chosen(ctx, seq, n_cells, self.policy, read))
-        if ctx.kv.seq_pos_max(seq) + 1 + report.n_cells > ctx.model.n_ctx_train and ctx.kv.can_shift:
+            places = chosen(ctx, seq, n_cells, self.policy, read)
+            check(places, len(places))
+            done.append(drop(ctx.kv, seq, places))
+        if self._is_far(ctx, seq, 0):
             close_gaps(ctx, seq)
-        if self.on_forget is not None:
-            self.on_forget(report)
+
+    def _is_far(self, ctx: Context, seq: int, n_gone: int) -> bool:
+        """Whether there is room beyond the trained positions, once n_gone cells are empty.
+
+        False where K can't be rotated.
+        """
+        n_more = self.room(ctx.kv, seq) + n_gone
+        return ctx.kv.can_shift and ctx.kv.seq_pos_max(seq) + 1 + n_more > ctx.model.n_ctx_train
 
 
 def chosen(
@@ -149,18 +183,22 @@ def compose(
     policy: str,
     read: Callable[[int], None] = lambda n: None,
     repeat: Callable[[], Peaks | None] = lambda: None,
-) -> ForgetReport:
+    *,
+    check: Callable[[Places, int], None] = lambda places, n_gone: None,
+) -> Composed:
     """Forgets cells of a sequence; in the composite cells that stay each head has tokens of its own choice.
 
-    n_cells, read, repeat: as in chosen(). All cells that may be forgotten become one span, at the last of
+    n_cells, read, repeat: as in chosen(). check(places, n_gone): raises before anything is forgotten; so many
+    cells of these positions will be empty. All cells that may be forgotten become one span, at the last of
     their positions (kv_cache.composite). Where only one cell of it would stay, it is forgotten, too.
     policy: one that tells heads apart (checked_composite).
 
     Raises as chosen() does, and what kv_cache.composite.compose() raises.
     """
 
-    def work() -> ForgetReport:
+    def work() -> Composed:
         text, candidates, n_wanted = _candidates(ctx, seq, n_cells, policy, read, repeat, N_SINKS, False)
+        check(text.positions[candidates], n_wanted)
         return _composed(ctx, seq, policy, text, candidates, n_wanted)
 
     return ctx._handle.together(work)  # as in chosen()
@@ -173,12 +211,12 @@ def _composed(
     text: TextCells,
     candidates: npt.NDArray[np.bool_],
     n_wanted: int,
-) -> ForgetReport:
+) -> Composed:
     """compose(), once it is known which cells may go and how many are to."""
     n_kept = int(text.n_cells[candidates].sum()) - n_wanted
     places = text.positions[candidates]
     if n_kept < 2:
-        return drop(ctx.kv, seq, places)
+        return Composed(drop(ctx.kv, seq, places), range(0))
     of_heads = POLICIES[policy].of_heads
     assert of_heads is not None
     chosen_cells = np.flatnonzero(candidates[text.place_of_cell])
@@ -190,7 +228,8 @@ def _composed(
     n_before = ctx.kv.seq_count(seq, -1, -1).n_cells
     compose_cells(ctx.kv._handle, seq, compositions)
     n_left = ctx.kv.seq_count(seq, -1, -1).n_cells
-    return ForgetReport(seq, tuple(places[:-1].tolist()), n_before - n_left, n_left)
+    report = ForgetReport(seq, tuple(places[:-1].tolist()), n_before - n_left, n_left)
+    return Composed(report, range(int(places[0]), int(places[-1]) + 1))
 
 
 def _best(scores: Floats, n: int) -> Places:
@@ -259,6 +298,21 @@ def runs_of(places: Places) -> list[range]:
     """Positions, rising, as runs of neighbours."""
     runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
     return [range(int(run[0]), int(run[-1]) + 1) for run in runs]
+
+
+def _require_closing(ctx: Context, seq: int, places: Places, n_gone: int) -> None:
+    """Raises CacheFullError where gaps can't be closed, once n_gone cells of these positions are empty."""
+    kv, positions = ctx.kv, TextCells(ctx, seq).positions
+    gaps = np.flatnonzero(positions != np.arange(len(positions)))
+    first = min(int(positions[gaps[0]]) if len(gaps) else INT32_MAX, int(places[0]))
+    n_copies = kv.seq_count(seq, first, -1).n_shared
+    if n_copies > kv.n_free + n_gone:
+        raise CacheFullError(
+            f"sequence {seq} nears the end of the {ctx.model.n_ctx_train} positions that the model was "
+            f"trained on. To close its gaps takes {n_copies} copies of cells that others have, too, and "
+            f"{kv.n_free + n_gone} cells would be empty. Remove other sequences (kv.seq_rm, kv.seq_keep), "
+            "release holds, or use a larger n_ctx"
+        )
 
 
 def close_gaps(ctx: Context, seq: int) -> None:

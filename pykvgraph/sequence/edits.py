@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 
@@ -129,10 +130,21 @@ class Sequence(TokenSequence):
         numbers: set[int] = set()
         for begin, end in integer_rows(spans, "spans", ("begin", "end"), len(self)):
             numbers.update(range(begin, integer(end, "end", begin)))
+        self._require_own_positions(numbers)
         for span in self._whole_composites(numbers):
             self._give_up_composite(span, len(numbers))
         for part in self._batches(sorted(numbers)):
             self._decode_again(self._tokens, part)
+
+    def _require_own_positions(self, numbers: set[int]) -> None:
+        """Raises InvalidArgumentError where one of these tokens shares its position with another."""
+        at = Counter(self.positions.head)
+        for number in sorted(number for number in numbers if number < len(self.positions.head)):
+            if at[self.positions.of(number)] > 1:
+                raise InvalidArgumentError(
+                    f"token {number} shares position {self.positions.of(number)} with others, and can't be "
+                    "decoded again there: repair other tokens, or go_back() to before it"
+                )
 
     def _give_up_composite(self, span: range, n_decoded: int) -> None:
         """Empties the composite cells of these tokens, which are decoded then, of n_decoded in all."""

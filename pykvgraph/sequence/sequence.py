@@ -29,6 +29,7 @@ from pykvgraph.model.model import Model
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.prefix.match import Found
+from pykvgraph.sequence.composites import composite_spans
 from pykvgraph.sequence.tokens import DecodedTokens, Positions
 from pykvgraph.types import ForgetReport, ShiftReport
 
@@ -250,10 +251,12 @@ class TokenSequence(NotCopied):
         before = self._tokens.n_true
         self._tokens.forgotten(0)  # should that be interrupted, nobody may share what is there
         try:
-            report = compose(self._ctx, self._seq, n_cells, policy, self._read_again, self._repeat)
+            report, places = compose(self._ctx, self._seq, n_cells, policy, self._read_again, self._repeat)
         except KVGraphError:
             self._tokens.n_true = before
             raise
+        if places:
+            self._tokens.composed(*(self.positions.first_at(p) for p in (places.start, places.stop)))
         self._tokens.n_true = before
         if report.positions:  # not where composite cells alone were composed, which are not exact already
             self._tokens.forgotten(self.positions.first_at(report.positions[0]))
@@ -271,20 +274,8 @@ class TokenSequence(NotCopied):
         return drop(self._ctx.kv, self._seq, places)
 
     def _composites(self) -> list[range]:
-        """The tokens of each span of composite cells, which stand at the position of its last token."""
-        kv = self._ctx.kv
-        full = [index for index, group in enumerate(kv.groups) if group.kind == "full"]
-        if not full or self._tokens.n_shareable == self._tokens.n_decoded:
-            return []
-        view = kv.cells(full[0])
-        found, counts = np.unique(view.pos[view.seq[:, self._seq]], return_counts=True)
-        spans = []
-        for i in np.flatnonzero(counts > 1).tolist():
-            first = self.positions.first_at(int(found[i - 1]) + 1 if i else 0)
-            end = self.positions.first_at(int(found[i]) + 1)
-            if counts[i] > end - self.positions.first_at(int(found[i])):
-                spans.append(range(first, end))
-        return spans
+        """The tokens of each span of composite cells."""
+        return composite_spans(self._ctx, self._seq, self._tokens)
 
     def _whole_composites(self, numbers: Collection[int]) -> list[range]:
         """Spans of composite cells that have any of these tokens.

@@ -93,12 +93,16 @@ class Tokens:
 
 
 class DecodedTokens(Tokens):
-    """Tokens that are all decoded, and of which several may share a position. positions: of the tokens."""
+    """Tokens that are all decoded, and of which several may share a position. positions: of the tokens.
+
+    composites: the tokens of each span that was composed (composed()), some of which may be gone since then.
+    """
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
         super().__init__(ids)
         self.n_decoded = len(self.ids)
         self.positions = Positions()
+        self.composites: list[range] = []  # replaced, never changed
 
     @property
     def next_position(self) -> int:
@@ -116,12 +120,14 @@ class DecodedTokens(Tokens):
         self.positions = Positions(self.positions.head[:n])
         del self.ids[n:]
         self.n_decoded = len(self.ids)
+        self.composites = [span for span in self.composites if span.stop <= n]
         if n <= self.n_true:
             self.n_true = INT32_MAX
 
     def discard(self, begin: int, end: int) -> None:
         """As Tokens.discard(); both must be the first on their positions."""
         self.positions = self.positions.removed(begin, end)
+        self._move_composites(begin, end, 0)
         super().discard(begin, end)
 
     def group(self, begin: int, end: int, n_grp: int) -> None:
@@ -133,6 +139,7 @@ class DecodedTokens(Tokens):
         """These come in place of the tokens [begin, end), each on its own position, and are not exact."""
         new = array("i", ids)
         self.positions = self.positions.replaced(begin, end, len(new))
+        self._move_composites(begin, end, len(new))
         self.ids[begin:end] = new
         self.n_decoded = len(self.ids)
         self.n_true = min(self.n_true, begin)
@@ -140,6 +147,21 @@ class DecodedTokens(Tokens):
     def forgotten(self, number: int) -> None:
         """Cells are going from this token on: the others of the text stay."""
         self.n_true = min(self.n_true, number)
+
+    def composed(self, begin: int, end: int) -> None:
+        """The tokens [begin, end) share composite cells now, with those that some of them shared any with."""
+        apart = [span for span in self.composites if span.stop <= begin or span.start >= end]
+        begin = min([begin, *(span.start for span in self.composites if span not in apart)])
+        self.composites = [*apart, range(begin, end)]
+
+    def _move_composites(self, begin: int, end: int, n: int) -> None:
+        """n tokens come in place of [begin, end), which no span has a part of."""
+        further = n - (end - begin)
+        self.composites = [
+            span if span.stop <= begin else range(span.start + further, span.stop + further)
+            for span in self.composites
+            if span.stop <= begin or span.start >= end
+        ]
 
     def repaired(self, number: int) -> None:
         """The token was decoded again, behind those that come before it now."""
@@ -149,5 +171,5 @@ class DecodedTokens(Tokens):
     def copy(self) -> DecodedTokens:
         """Tokens that don't change with these."""
         new = DecodedTokens(self.ids)
-        new.positions, new.n_true = self.positions, self.n_true
+        new.positions, new.n_true, new.composites = self.positions, self.n_true, self.composites
         return new

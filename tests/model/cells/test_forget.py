@@ -176,6 +176,20 @@ def test_second_readings_that_fail(ctx: kvg.Context, delta_net: kvg.Model) -> No
         assert text.forget(10, "keydiff").n_cells == 10
 
 
+@pytest.mark.parametrize("policy", [name for name, each in POLICIES.items() if each.reads])
+def test_attention_that_nobody_knows(architecture: Callable[[ArchSpec], Path], policy: str) -> None:
+    """The CPU computes it, and flash_attn is "auto": it is said what else stands in the way."""
+    with (
+        kvg.Model(architecture(ArchSpec("bloom")), device="cpu") as model,
+        open_context(model, **OPTIONS) as ctx,
+    ):
+        text = text_of(ctx, ids_of(model, N, 1))
+        with pytest.raises(kvg.UnsupportedError, match=r"ALiBi.*another policy"):
+            text.forget(10, policy)
+        assert positions(ctx) == list(range(N))
+        assert text.forget(10, "keydiff").n_cells == 10
+
+
 def test_window_takes_the_oldest(ctx: kvg.Context) -> None:
     text = text_of(ctx)
     assert text.forget(30, "window").positions == tuple(range(N_SINKS, N_SINKS + 30))

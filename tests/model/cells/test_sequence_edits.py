@@ -407,7 +407,7 @@ def test_grouped_tokens(ctx: kvg.Context) -> None:
         assert text.ids.tolist() == IDS[:60]
     text.group(10, 30, 4)
     assert text.approximate_from == 10
-    with pytest.raises(kvg.InvalidArgumentError, match="several cells"):
+    with pytest.raises(kvg.InvalidArgumentError, match="shares position 10"):
         text.repair([(12, 13)])
     for begin, end in ((12, 14), (5, 8), (28, 33)):
         with pytest.raises(kvg.InvalidArgumentError, match="share a position"):

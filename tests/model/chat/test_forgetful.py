@@ -52,6 +52,26 @@ def test_trained_positions_end(stories_model: kvg.Model) -> None:
         assert conversation.change is not None and conversation.change.n_kept == conversation.change.n_common
 
 
+def test_drafts_at_the_end_of_trained_positions(stories_model: kvg.Model) -> None:
+    """An answer that reaches it: what is proposed brings the text no further than it comes alone."""
+    params = kvg.SamplingParams(max_tokens=600, logit_bias={2: -1000.0})  # which would end it
+    said = []
+    for drafts in (False, True):
+        with opened(stories_model, n_ctx=128) as ctx, opened(stories_model, n_ctx=600) as draft:
+            discards: list[Discard] = []
+            other = draft if drafts else None
+            conversation = Conversation(
+                ctx, system=SYSTEM, forget="window", on_discard=discards.append, draft=other
+            )
+            pieces = []
+            for piece in conversation.ask("Tell me of a dog.", params):
+                pieces.append(piece.text)
+                assert len(conversation.ids) <= stories_model.n_ctx_train + 1  # the last one is decoded next
+            assert discards
+            said.append("".join(pieces))
+    assert said[0] == said[1]
+
+
 def test_a_file_of_what_was_forgotten(stories_model: kvg.Model, tmp_path: Path) -> None:
     """Nobody takes its cells for those of the whole text, when it has taken leave of it."""
     with opened(stories_model, n_ctx=128) as ctx:
