@@ -16,6 +16,7 @@ from pykvgraph.context.cell_scores import checked_policy
 from pykvgraph.context.common_length import common_length
 from pykvgraph.context.context import Context, LastOutput
 from pykvgraph.context.forgetting import n_at_once
+from pykvgraph.context.second_reading import require_policy
 from pykvgraph.errors import CacheFullError, InvalidArgumentError, KVGraphError, NotCopied, UnsupportedError
 from pykvgraph.kv_cache.saved.file import read_regular, write_file
 from pykvgraph.params.params import SamplingParams
@@ -64,8 +65,9 @@ class Conversation(NotCopied):
 
     change: what the last prompt took; None before the first. n_forgotten: number of turns that were given up.
 
-    The sequence belongs to this object. Raises UnsupportedError for an encoder and for a model without a
-    tokenizer, and InvalidArgumentError for a chat template that can't be used and for any bad argument.
+    The sequence belongs to this object. Raises UnsupportedError for an encoder, for a model without a
+    tokenizer, and for a policy that can't be used with this context, and InvalidArgumentError for a chat
+    template that can't be used and for any bad argument.
     """
 
     def __init__(
@@ -98,6 +100,8 @@ class Conversation(NotCopied):
         self._on_forget = on_forget
         if self._forget and self._n_grp > 1:
             raise InvalidArgumentError("forget: nothing is forgotten with self_extend: leave one of them out")
+        if self._forget:
+            require_policy(ctx, self._forget)
         self._earlier = earlier_texts(ctx) if ctx.n_seq_max == 1 else None
         self._text = TokenSequence(ctx, self._seq, earlier=self._earlier)
         if draft is not None and self._n_grp > 1:

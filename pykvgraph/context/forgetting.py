@@ -21,8 +21,8 @@ from pykvgraph.context.cell_scores import (
 )
 from pykvgraph.context.context import Context
 from pykvgraph.context.context_shift import require_room
-from pykvgraph.context.second_reading import read_again
-from pykvgraph.errors import CacheFullError, InvalidArgumentError
+from pykvgraph.context.second_reading import read_again, require_policy
+from pykvgraph.errors import CacheFullError, InvalidArgumentError, UnsupportedError
 from pykvgraph.kv_cache.cache import KVCache
 from pykvgraph.kv_cache.composite import Composition
 from pykvgraph.kv_cache.composite import compose as compose_cells
@@ -73,6 +73,15 @@ class Forget:
             object.__setattr__(self, "budget", integer(self.budget, "budget", N_SINKS + N_RECENT + 1))
         if self.on_forget is not None and not callable(self.on_forget):
             raise InvalidArgumentError(f"on_forget must be a function, got {shown(self.on_forget)}")
+
+    def require(self, ctx: Context) -> None:
+        """Raises UnsupportedError where this can't be done in any text of the context."""
+        require_policy(ctx, self.policy)
+        if self.composite and any(group.n_fresh for group in ctx.kv.groups):
+            raise UnsupportedError(
+                "composite cells want rows of one type, and those of this cache have two, by their age: open "
+                "the context with one type of K and one of V, or forget whole cells"
+            )
 
     def left(self, kv: KVCache, seq: int) -> int:
         """How many cells the sequence has left of its budget."""

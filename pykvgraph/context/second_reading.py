@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pykvgraph.context.batch import Batch
+from pykvgraph.context.cell_scores import POLICIES
 from pykvgraph.context.context import Context
 from pykvgraph.errors import CacheFullError, UnsupportedError
 from pykvgraph.kv_cache.cache import KVCache
@@ -49,17 +50,31 @@ def require_second_reading(ctx: Context, seq: int, n: int) -> None:
 
 def require_going_back(kv: KVCache, seq: int, position: int) -> None:
     """Raises UnsupportedError unless tokens from this position of a sequence on can be decoded again."""
+    _require_no_states(kv)
     for index, group in enumerate(kv.groups):
-        if group.kind == "state":
-            raise UnsupportedError(
-                "this model has recurrent layers, whose states can't be repaired: go back to before the "
-                "edit (go_back) and decode again from there, or leave out what decodes tokens again"
-            )
         if group.window and kv._lost(index, seq) >= max(0, position - group.window + 1):
             raise UnsupportedError(
                 f"layers with a window of {group.window} have lost positions that one at {position} sees: "
                 "open the context with swa_full=True"
             )
+
+
+def _require_no_states(kv: KVCache) -> None:
+    if any(group.kind == "state" for group in kv.groups):
+        raise UnsupportedError(
+            "this model has recurrent layers, whose states can't be repaired: go back to before the "
+            "edit (go_back) and decode again from there, or leave out what decodes tokens again"
+        )
+
+
+def require_policy(ctx: Context, policy: str) -> None:
+    """Raises UnsupportedError where no text of this context can ever be read as the policy wants it.
+
+    For texts that go on: sooner than in the middle of one.
+    """
+    if POLICIES[policy].reads:
+        require_attention(ctx)
+        _require_no_states(ctx.kv)
 
 
 def require_attention(ctx: Context) -> None:

@@ -99,9 +99,9 @@ def generate(
     none. It knows of the text what this call decodes. For one prompt.
 
     Raises at once InvalidArgumentError for a bad argument, and UnsupportedError for a str prompt or stop
-    strings where the model has no tokenizer, and for a draft where a cache can't go back; later, in the
-    iteration, what Context.decode raises, CacheFullError when on_full can't make room, and KVGraphError when
-    the model's logits are not finite.
+    strings where the model has no tokenizer, for a draft where a cache can't go back, and for a policy of
+    on_full that reads tokens once more where that can't be; later, in the iteration, what Context.decode
+    raises, CacheFullError when on_full can't make room, and KVGraphError when the logits are not finite.
     """
     if not isinstance(ctx, Context):
         raise InvalidArgumentError(f"ctx must be a pykvgraph.Context, got {shown(ctx)}")

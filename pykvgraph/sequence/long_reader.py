@@ -36,7 +36,8 @@ class LongReader(NotCopied):
     when anything else shifts the sequence or resets the context, make a new reader.
 
     Raises InvalidArgumentError for n_keep < 0, for n_grp < 1, for groups together with on_full, and when the
-    cache (or the budget) is too small for the tokens that are kept and one batch.
+    cache (or the budget) is too small for the tokens that are kept and one batch; UnsupportedError for an
+    on_full whose policy reads tokens once more where that can't be.
     """
 
     def __init__(

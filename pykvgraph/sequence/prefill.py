@@ -27,6 +27,8 @@ class Prefill:
     after each context shift. Without on_full, tokens that don't fit raise CacheFullError, and none is
     decoded.
 
+    Raises UnsupportedError where this context can't do what on_full does (Forget.require).
+
     Other threads may decode other sequences of the context. When another thread takes the cells that
     were just made empty, room is made again.
     """
@@ -39,6 +41,8 @@ class Prefill:
         before_shift: Callable[[], None] | None = None,
         after_shift: Callable[[ShiftReport], None] | None = None,
     ) -> None:
+        if isinstance(on_full, Forget):
+            on_full.require(ctx)
         self.ctx = ctx
         self.seq = seq
         self._on_full = on_full

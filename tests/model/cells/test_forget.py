@@ -190,6 +190,24 @@ def test_attention_that_nobody_knows(architecture: Callable[[ArchSpec], Path], p
         assert text.forget(10, "keydiff").n_cells == 10
 
 
+def test_what_no_text_can_do_is_said_at_once(small: kvg.Model, delta_net: kvg.Model) -> None:
+    """Not when the first text is full, in the middle of what it says."""
+    texts_that_go_on: list[Callable[[kvg.Context, kvg.Forget], object]] = [
+        lambda ctx, forget: kvg.generate(ctx, [7], on_full=forget),
+        lambda ctx, forget: kvg.LongReader(ctx, on_full=forget),
+    ]
+    cases: list[tuple[kvg.Model, kvg.Forget, dict[str, Any], str]] = [
+        (small, kvg.Forget(None, "snapkv"), {"flash_attn": "on"}, "the CPU computes attention"),
+        (delta_net, kvg.Forget(None, "tova"), {}, "recurrent layers"),
+        (small, kvg.Forget(composite=True), {"type_k": "f32:f16@64", "type_v": "f32:f16@64"}, "one type"),
+    ]
+    for model, forget, options, said in cases:
+        with open_context(model, **{**OPTIONS, **options}) as ctx:
+            for begin in texts_that_go_on:
+                with pytest.raises(kvg.UnsupportedError, match=said):
+                    begin(ctx, forget)
+
+
 def test_window_takes_the_oldest(ctx: kvg.Context) -> None:
     text = text_of(ctx)
     assert text.forget(30, "window").positions == tuple(range(N_SINKS, N_SINKS + 30))

@@ -93,3 +93,11 @@ def test_forgetting_is_not_self_extend(stories_model: kvg.Model) -> None:
             Conversation(ctx, forget="window", self_extend=2)
         with pytest.raises(kvg.InvalidArgumentError, match="policy must be one of"):
             Conversation(ctx, forget="all")
+
+
+def test_a_policy_that_can_not_be_used(stories_model: kvg.Model) -> None:
+    """Said before anybody talks, not when the cache is full."""
+    with opened(stories_model, flash_attn="on") as ctx:
+        with pytest.raises(kvg.UnsupportedError, match="the CPU computes attention"):
+            Conversation(ctx, forget="snapkv")
+        Conversation(ctx, forget="keydiff")
