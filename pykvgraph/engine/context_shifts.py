@@ -26,7 +26,7 @@ def shift_full(running_set: RunningSet) -> None:
 
 def _given_up(ctx: Context, sequence: RequestSequence, window: Window) -> list[range]:
     """The tokens that make room, which are at positions of the same numbers."""
-    if window.forget is not None:
+    if window.forget is not None and any(group.kind == "full" for group in ctx.kv.groups):
         seq, n_keep = sequence.seq, window.n_keep
         places = chosen(ctx, seq, n_at_once, window.forget, n_keep=n_keep, shared=True)
         if len(places):

@@ -62,6 +62,7 @@ class Service:
     def ready(self, engine: Engine) -> None:
         """The engine is there. Raises what the chat template, a grammar and logit_bias raise.
 
+        InvalidArgumentError for a context that has no room for the server's windows.
         UnsupportedError for a model that is no reranker, where that is what is to be served.
         """
         self.vocabulary = Vocabulary(engine.model)
@@ -72,9 +73,21 @@ class Service:
         self._check_defaults()
         if self.settings.pooling == "rank" and not engine.model.n_classes:
             raise UnsupportedError(f"--reranking: {engine.model.path} is no reranker: it has no classifier")
+        self._require_window(engine)
         self._engine = engine
         if self.settings.context_shift and not engine.can_shift:
             _log.warning("--context-shift: this model's cache can't be shifted; answers end when it is full")
+
+    def _require_window(self, engine: Engine) -> None:
+        """Every request would be refused for a context that is too small to go on in."""
+        if self.settings.context_shift and engine.can_shift:
+            try:
+                Window(self._n_ctx_of(engine), forget=self.settings.forget or None)
+            except InvalidArgumentError as error:
+                option = "--forget" if self.settings.forget else "--context-shift"
+                raise InvalidArgumentError(
+                    f"{option}: of each request {error}: give a larger -c, or fewer slots (-np)"
+                ) from None
 
     def _check_defaults(self) -> None:
         """What every request would be refused for, or a token that nobody has."""
@@ -116,8 +129,11 @@ class Service:
     @property
     def n_ctx(self) -> int:
         """The most tokens of a prompt with its answer."""
-        n_cells = self.engine.context.n_ctx
-        return min(self.settings.n_ctx_slot or n_cells, n_cells, self.engine.model.n_ctx_train)
+        return self._n_ctx_of(self.engine)
+
+    def _n_ctx_of(self, engine: Engine) -> int:
+        n_cells = engine.context.n_ctx
+        return min(self.settings.n_ctx_slot or n_cells, n_cells, engine.model.n_ctx_train)
 
     @property
     def most_of_prompt(self) -> int | None:

@@ -128,6 +128,22 @@ def test_a_window_that_is_kept_whole(model: kvg.Model) -> None:
     assert told[0].n_discarded == told[1].n_discarded > 0
 
 
+def test_where_every_layer_has_a_window(architecture: Callable[[ArchSpec], Path]) -> None:
+    """No cell may be forgotten: tokens are discarded as without a policy."""
+    spec = ArchSpec("gemma3", n_layer=2, window=24, period=4)
+    params = kvg.SamplingParams(max_tokens=150)
+    with (
+        kvg.Model(architecture(spec), device=where.device) as windows,
+        kvg.Engine(windows, n_ctx=200, n_seq_max=1, swa_full=True, **F32) as engine,
+    ):
+        told = [
+            engine.submit(ids_of(windows, 60, 3), params, window=kvg.Window(N_CTX, forget=policy)).result()
+            for policy in (None, "keydiff")
+        ]
+    assert told[0].tokens == told[1].tokens
+    assert told[0].n_discarded == told[1].n_discarded > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

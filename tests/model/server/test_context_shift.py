@@ -10,6 +10,8 @@ import pytest
 from support.served import llama_server, served
 
 import pykvgraph as kvg
+from pykvgraph.server.service import Service
+from pykvgraph.server.settings import Settings
 
 from .conftest import STORIES, load
 
@@ -97,6 +99,20 @@ def test_a_prompt_that_is_longer_than_the_slot(n_keep: int) -> None:
         assert reply["usage"]["prompt_tokens"] > 300
         refused = client.post("/completion", json={"prompt": prompt, "n_cmpl": 2})
         assert refused.json()["error"]["type"] == "exceed_context_size_error"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"n_ctx_slot": 71, "forget": "keydiff"}, "--forget: .* n_ctx must be 72 or more, got 71: .*-np"),
+        ({"n_ctx_slot": 7}, "--context-shift: .* n_ctx must be 8 or more"),
+    ],
+)
+def test_a_slot_without_room_for_its_window(settings: dict[str, Any], said: str) -> None:
+    """The server doesn't start: each request would be refused for what it didn't ask."""
+    service = Service(Settings(context_shift=True, **settings))
+    with load() as engine, pytest.raises(kvg.InvalidArgumentError, match=said):
+        service.ready(engine)  # Server.run() ends with what it raises
 
 
 def test_without_it_the_answer_ends(client: httpx.Client) -> None:
