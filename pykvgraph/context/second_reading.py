@@ -37,7 +37,10 @@ def require_second_reading(ctx: Context, seq: int, n: int) -> None:
     """
     kv, position = ctx.kv, ctx.kv.seq_pos_max(seq) + 1 - n
     if n == 0 or position < 0:
-        raise UnsupportedError("the last tokens of the text aren't known, and can't be decoded once more")
+        raise UnsupportedError(
+            "the last tokens of the text aren't known, and can't be decoded once more: they were decoded by "
+            "another call. Forget by keydiff or window, or give the text to one LongReader or generate()"
+        )
     require_attention(ctx)
     require_going_back(kv, seq, position)
     found = kv.seq_count(seq, position, -1)

@@ -257,9 +257,9 @@ class TokenSequence(NotCopied):
             raise
         if places:
             self._tokens.composed(*(self.positions.first_at(p) for p in (places.start, places.stop)))
-        self._tokens.n_true = before
-        if report.positions:  # not where composite cells alone were composed, which are not exact already
-            self._tokens.forgotten(self.positions.first_at(report.positions[0]))
+        # not where composite cells alone were composed, which are not exact already; in one step for Ctrl-C
+        first = self.positions.first_at(report.positions[0]) if report.positions else before
+        self._tokens.n_true = min(before, first)
         return report
 
     def forget_some(self, n_cells: Callable[[int], int], policy: str) -> ForgetReport | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
 
 import pytest
 from support.engines import open_context, random_ids
@@ -11,6 +14,7 @@ from support.naive_scores import cells_of
 
 import pykvgraph as kvg
 from pykvgraph.context.forgetting import N_SINKS
+from pykvgraph.sequence import sequence as code_of_texts
 
 N = 160
 IDS = random_ids(N, N_VOCAB)
@@ -115,3 +119,44 @@ def test_a_span_that_is_forgotten(ctx: kvg.Context) -> None:
     assert positions(ctx) == [*range(N_SINKS), *range(N - 64, N)]
     text.repair([(10, 20)])
     assert positions(ctx)[N_SINKS:15] == [*range(10, 20), N - 64]
+
+
+def interrupted(work: Callable[[], object], n: int) -> bool:
+    """Whether Ctrl-C came before the n-th line that work() does in the code of texts."""
+    left = n
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != code_of_texts.__file__:
+            return None
+        left -= event == "line"
+        if left == 0:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+@pytest.mark.parametrize(("policy", "composite"), [("keydiff", False), ("keydiff", True), ("tova", True)])
+def test_interrupted_anywhere(ctx: kvg.Context, policy: str, composite: bool) -> None:
+    """Nobody takes for exact what was composed or forgotten, and the text goes on."""
+    n = 0
+    while True:
+        n += 1
+        ctx.kv.clear()
+        text = kvg.Sequence(ctx)
+        text.set(IDS)
+        if not interrupted(lambda: text.forget(30, policy, composite), n):  # noqa: B023
+            break
+        text.set([*IDS, 7])
+        whole = positions(ctx) == list(range(N + 1))
+        assert whole or text.approximate_from is not None, n
+    assert n > 10
