@@ -33,7 +33,10 @@ T = TypeVar("T")
 
 
 @click.command(
-    cls=Verb, epilog=examples("pykvgraph inspect model.gguf", "pykvgraph inspect -m model.gguf --json")
+    cls=Verb,
+    epilog=examples(
+        "pykvgraph inspect model.gguf", "pykvgraph inspect -m model.gguf --json", "pykvgraph inspect --list"
+    ),
 )
 @click.argument("file", required=False, metavar="[MODEL]")
 @model_option("The GGUF file, as in the other verbs.", argument="file")
@@ -44,7 +47,9 @@ def inspect(model: str | None, listed: bool, as_json: bool) -> None:
 
     The recipe is how the file would run here. What keeps it from running, or from turning text into tokens,
     is told too, and the exit code is 1 then. Long arrays and texts are abbreviated; --json has them whole.
-    --list needs no file: it tells how near the logits of each architecture are to libllama's.
+    --list needs no file: it tells how near the logits of each architecture are to libllama's, as errors (mean
+    squares, normalized): with F32 and F16 cells, between libllama's own two attentions, and after edits of
+    the cache; and what layers keep of earlier tokens. docs/architectures.md says more.
     """
     if listed:
         if model is not None:

@@ -323,7 +323,8 @@ _OF_ANSWERS: list[Adder] = [
         type=click.Choice(FORGETFUL),
         metavar="POLICY",
         show_default="off",
-        help=f"--context-shift that discards the tokens that matter least: {', '.join(FORGETFUL)}.",
+        help="As --context-shift, but the tokens that matter least go, and prompts may be longer than the "
+        f"context: {', '.join(FORGETFUL)}.",
     ),
     option(
         "--keep",

@@ -36,7 +36,9 @@ class Window:
 
     def __post_init__(self) -> None:
         if self.forget is not None and POLICIES[checked_policy(self.forget)].reads:
-            raise InvalidArgumentError(f"forget: {self.forget} decodes tokens once more, which engines don't")
+            raise InvalidArgumentError(
+                f"forget: {self.forget} decodes tokens once more, which engines don't; use window or keydiff"
+            )
         least = _LEAST if self.forget is None else N_SINKS + N_RECENT + 4
         object.__setattr__(self, "n_ctx", integer(self.n_ctx, "n_ctx", least))
         object.__setattr__(self, "n_keep", min(integer(self.n_keep, "n_keep", 0), self.n_ctx - 4))
