@@ -11,6 +11,7 @@ from pykvgraph.engine.compressed import CompressedPrefixes, Kept
 from pykvgraph.engine.earlier_texts import EarlierTexts
 from pykvgraph.engine.edits import Edit, Edits
 from pykvgraph.engine.fetches import Fetches
+from pykvgraph.engine.own_rows import OwnRows
 from pykvgraph.engine.prepared_text import PreparedText
 from pykvgraph.engine.readings import Readings
 from pykvgraph.engine.request_sequence import Plan, RequestSequence
@@ -74,10 +75,8 @@ class Entry:
             if shares and sequence.forgets and sequence.n_cached < 0 and sequence.own is None:
                 self._running_set.go_on(sequence)
             if sequence.own is not None:
-                if not (self._fits(sequence) and self._running_set.put_back(sequence, sequence.own)):
+                if not self._put_back(sequence, sequence.own):
                     return
-                if sequence.n_cached < 0:
-                    self._count_shortened(sequence)
                 continue
             if self._compressed and self._compressed.is_coming(sequence, self._fits):
                 continue
@@ -198,6 +197,18 @@ class Entry:
     def _fits(self, sequence: RequestSequence) -> bool:
         """Whether it could run if the cache had nothing of it."""
         return self._admission.fits(self._scheduler.running, sequence, 0)
+
+    def _put_back(self, sequence: RequestSequence, own: OwnRows) -> bool:
+        """It runs with its own rows, or can't have them; False: there is no room for them now."""
+        index = self._running_set.index
+        while not self._fits(sequence):
+            if self._scheduler.running or self._readings.has_begun or not index.give_up_pin():
+                return False
+        if not self._running_set.put_back(sequence, own):
+            return False
+        if sequence.n_cached < 0:
+            self._count_shortened(sequence)
+        return True
 
     def _kept(self, sequence: RequestSequence, n_had: int) -> Kept | None:
         """The compressed prefix that it may begin with, where the cache has n_had of its tokens."""

@@ -76,7 +76,7 @@ class RunningSet:
         """Its samples end."""
         now = time.perf_counter()
         for sequence in self.of(request):
-            self.shortened.add(sequence)
+            self._keep_shortened(sequence)
             self.remove(sequence)
             sequence.cancel(now)
 
@@ -117,8 +117,12 @@ class RunningSet:
 
     def end(self, sequence: RequestSequence) -> None:
         """As leave(), when it has said all: a text that has shifted stays for one that goes on from it."""
-        self.shortened.add(sequence)
+        self._keep_shortened(sequence)
         self.leave(sequence)
+
+    def _keep_shortened(self, sequence: RequestSequence) -> None:
+        if self.shares:
+            self.shortened.add(sequence)
 
     def go_on(self, sequence: RequestSequence) -> None:
         """A new text gets the rows of one that has shifted, if it begins with that."""

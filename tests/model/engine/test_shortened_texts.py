@@ -138,6 +138,33 @@ def test_it_is_forgotten(model: kvg.Model) -> None:
         assert is_right(model, later, answer)
 
 
+@pytest.mark.parametrize("cancels", [False, True])
+def test_nothing_is_kept_without_prefix_cache(model: kvg.Model, cancels: bool) -> None:
+    """Nobody would go on from it."""
+    with engine_of(model, prefix_cache=False) as engine:
+        request = engine.submit(ids_of(model, 200, 5), PARAMS, window=WINDOW)
+        next(iter(request))
+        if cancels:
+            request.cancel()
+        request.result()
+        assert engine.context.kv.groups[0].n_used == 0
+
+
+def test_pins_make_way(model: kvg.Model) -> None:
+    """Nobody else runs, and there are too few cells beside what is pinned."""
+    text = ids_of(model, 200, 12)
+    with engine_of(model, n_ctx=130, pin_cells=100) as engine:
+        later = [*text, *said(engine, text).tokens, 5]
+        engine.submit(ids_of(model, 64, 13), PARAMS, pins=[kvg.Pin(64, 3600)]).result()
+        assert engine.stats().n_pinned == 64
+        request = engine.submit(later, PARAMS, window=WINDOW)
+        for _ in range(100):
+            engine.step()
+        assert request.done
+        assert is_right(model, later, request.result())
+        assert request.result().n_cached == len(later) - 2
+
+
 def test_an_answer_that_was_cancelled(model: kvg.Model) -> None:
     text = ids_of(model, 200, 6)
     with engine_of(model) as engine:
