@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pykvgraph.engine.earlier_texts import EarlierText, EarlierTexts
 from pykvgraph.engine.edits import Edit
-from pykvgraph.engine.request_sequence import Plan, RequestSequence
+from pykvgraph.engine.fetch import Plan
+from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.types import CacheUse, Miss, MissReason
 
 _FIRST: tuple[MissReason, ...] = ("no_resume_point", "evicted", "other_adapter", "other_key")

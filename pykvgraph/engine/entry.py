@@ -10,11 +10,12 @@ from pykvgraph.engine.cache_use import use_of
 from pykvgraph.engine.compressed import CompressedPrefixes, Kept
 from pykvgraph.engine.earlier_texts import EarlierTexts
 from pykvgraph.engine.edits import Edit, Edits
+from pykvgraph.engine.fetch import Plan
 from pykvgraph.engine.fetches import Fetches
 from pykvgraph.engine.own_rows import OwnRows
 from pykvgraph.engine.prepared_text import PreparedText
 from pykvgraph.engine.readings import Readings
-from pykvgraph.engine.request_sequence import Plan, RequestSequence
+from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.running_set import RunningSet
 from pykvgraph.engine.types import CacheUse
 from pykvgraph.errors import KVGraphError

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from pykvgraph.context.context import Context
-from pykvgraph.engine.request_sequence import Fetch, Plan, RequestSequence
+from pykvgraph.engine.fetch import Fetch, Plan
+from pykvgraph.engine.request_sequence import RequestSequence
 from pykvgraph.engine.running_set import RunningSet
 from pykvgraph.engine.step_times import times_of
 from pykvgraph.engine.types import TierStats

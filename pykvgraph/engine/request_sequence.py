@@ -16,6 +16,7 @@ import numpy.typing as npt
 from pykvgraph.context.context import LastOutput
 from pykvgraph.engine.context_window import Window
 from pykvgraph.engine.earlier_texts import EarlierText
+from pykvgraph.engine.fetch import Fetch
 from pykvgraph.engine.own_rows import OwnRows
 from pykvgraph.engine.speculation.gate import Acceptance
 from pykvgraph.engine.speculation.lookup import Lookup
@@ -24,13 +25,9 @@ from pykvgraph.model.adapter import Active, key_of
 from pykvgraph.model.tokenizer import Tokenizer
 from pykvgraph.params.params import SamplingParams
 from pykvgraph.prefix.block import N_TOKENS
-from pykvgraph.prefix.match import Found
 from pykvgraph.prefix.node import Node
 from pykvgraph.sequence.output_text import OutputText
 from pykvgraph.sequence.tokens import Tokens
-from pykvgraph.tiers.loader import Prefetch
-from pykvgraph.tiers.peers import Cost
-from pykvgraph.tiers.record import Name
 from pykvgraph.tiers.rows import Saver
 from pykvgraph.types import Piece
 
@@ -44,35 +41,6 @@ class Status(enum.Enum):
     DECODE = "decode"  # it runs, and says a token a step
     PARKED = "parked"  # it waits for resume()
     DONE = "done"
-
-
-class Plan(NamedTuple):
-    """found: what the cells have, up to the first part. names: the parts behind it. n: how many of its tokens
-    the text has then. known: how many of them are in cells or parts, though the model may not go on from all.
-    cost: of loading. seconds: that decoding takes in its place. on_disk: of each part, whether it is there
-    alone.
-    """
-
-    found: Found
-    names: Sequence[Name]
-    n: int
-    known: int
-    cost: Cost
-    seconds: float
-    on_disk: Sequence[bool]
-
-    @property
-    def end(self) -> int:
-        """Where the last part ends."""
-        return self.names[-1].span.stop
-
-
-class Fetch(NamedTuple):
-    """A plan under way. late: when nobody waits for it any more, by time.monotonic()."""
-
-    plan: Plan
-    job: Prefetch
-    late: float
 
 
 class Tip(NamedTuple):
@@ -379,6 +347,12 @@ class RequestSequence(Tokens):
         self.ids = ids + self.ids[n:]
         self.n_true, self.n_left, self.own = n_true, n_left, own
         self._n_discarded = n - len(ids)
+
+    def go_back(self) -> None:
+        """As it was before go_on_from(): it has read nothing."""
+        self.begin(0)
+        self.ids = self._prompt + array("i", self._tokens)
+        self._n_discarded = self.n_left = 0
 
     def follow(self, other: RequestSequence) -> None:
         """It begins to run as a fork of another one, and has what that one has."""

@@ -255,7 +255,7 @@ class RunningSet:
         self.n_preempted += 1
 
     def put_back(self, sequence: RequestSequence, own: OwnRows) -> bool:
-        """It runs again, with its own rows; False: there is no room for them now."""
+        """It runs with its own rows, or has lost them; False: there is no room for them now."""
         is_alone = not self.scheduler.running
         if not own.n_cells and not self.index.make_room(own.n_rows, takes_pinned=is_alone):
             return False
@@ -263,7 +263,7 @@ class RunningSet:
         try:
             own.show(sequence.seq)
         except (KVGraphError, MemoryError) as error:
-            self.fail(sequence, error)
+            self._lose_rows(sequence, error)
             self.start_over_if_broken()
             return True
         self._drop_rows(sequence)
@@ -288,7 +288,7 @@ class RunningSet:
             self.shortened.clear()
             self.index = self.index.renewed()
             for sequence in [*self.kept]:
-                self.fail(sequence, error)
+                self._lose_rows(sequence, error)
 
     def _unpark(self, sequence: RequestSequence) -> None:
         del self.parked[sequence]
@@ -342,7 +342,7 @@ class RunningSet:
     def _copy_one(self) -> bool:
         """The rows of a text go from the cells to host memory; False: there are none.
 
-        Where they can't be copied, its request fails: it could only go on as another text.
+        Where they can't be copied, they are lost.
         """
         if not self.kept:
             return self.shortened.copy_one(self._most_row_bytes)
@@ -352,8 +352,20 @@ class RunningSet:
             sequence.own.copy()
             del self.kept[sequence]
         except (KVGraphError, MemoryError) as error:
-            self.fail(sequence, error)
+            self._lose_rows(sequence, error)
         return True
+
+    def _lose_rows(self, sequence: RequestSequence, error: BaseException) -> None:
+        """A text that has not run yet is read from its beginning; another one fails: it could only go on as
+        another text."""
+        if sequence.n_cached >= 0:
+            self.fail(sequence, error)
+            return
+        if sequence.runs:
+            self.leave(sequence)
+            self.scheduler.wait(sequence)
+        self._drop_rows(sequence)
+        sequence.go_back()
 
     def _release(self, sequence: RequestSequence, last: Node) -> None:
         """The text needs what the index has up to this node no longer."""

@@ -17,6 +17,7 @@ from support.shifted import follows_alone
 from support.soak import F32, has_faults
 
 import pykvgraph as kvg
+from pykvgraph.engine.own_rows import OwnRows
 
 LLAMA = ArchSpec("llama", 2, 32, 2, 1, 16, 32)
 N_CTX = 120
@@ -163,6 +164,50 @@ def test_pins_make_way(model: kvg.Model) -> None:
         assert request.done
         assert is_right(model, later, request.result())
         assert request.result().n_cached == len(later) - 2
+
+
+def test_rows_that_can_not_be_shown(model: kvg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The turn is read from its beginning."""
+    text = ids_of(model, 200, 14)
+    with engine_of(model) as engine:
+        later = [*text, *said(engine, text).tokens, 5]
+        with monkeypatch.context() as patch:
+            patch.setattr(OwnRows, "show", refuse)
+            answer = said(engine, later)
+        assert is_right(model, later, answer)
+        assert answer.n_cached < N_CTX
+        stats = engine.stats()
+        assert stats.prompt_tokens == len(text) + len(later)
+        assert (stats.n_running, stats.n_waiting) == (0, 0)
+
+
+@pytest.mark.parametrize("parks", [False, True])
+def test_rows_that_can_not_be_copied(model: kvg.Model, monkeypatch: pytest.MonkeyPatch, parks: bool) -> None:
+    """Others need their cells before the turn runs, and there is no memory for them: it is read, too."""
+    text = ids_of(model, 200, 15)
+    with engine_of(model) as engine:
+        later = [*text, *said(engine, text).tokens, 5]
+        other = engine.submit(ids_of(model, 200, 16), kvg.SamplingParams(max_tokens=180))
+        engine.step()
+        request = engine.submit(later, kvg.SamplingParams(max_tokens=100), window=WINDOW)
+        engine.step()
+        kept = engine._loop.stepper._running_set.kept
+        assert kept
+        if parks:
+            engine.park(request)
+        with monkeypatch.context() as patch:
+            patch.setattr(OwnRows, "copy", refuse)
+            other.result()
+        assert not kept
+        if parks:
+            engine.resume(request)
+        answer = request.result()
+        assert is_right(model, later, answer)
+        assert answer.n_cached < N_CTX
+
+
+def refuse(*_: object) -> None:
+    raise kvg.DeviceError("no memory")
 
 
 def test_an_answer_that_was_cancelled(model: kvg.Model) -> None:
