@@ -104,16 +104,20 @@ class ToMemory:
         self.is_done = self.is_cancelled = False
 
     def fill(self, store: Store, geometry: Geometry, swa_full: bool) -> None:
-        """Reads it."""
+        """Reads it, unless it is cancelled."""
+        if self.is_cancelled:
+            return
         try:
             with checked(store, self._name):
                 pass
         except MissError as miss:
             self.reason = miss.reason
+        except MemoryError:
+            self.reason = "no-room"
 
 
 class Loader:
-    """Loads one prefix after the other. notify: is called after each of them, in the loader's thread."""
+    """Does one job after the other. notify: is called after each of them, in the loader's thread."""
 
     def __init__(self, store: Store, geometry: Geometry, swa_full: bool, notify: Callable[[], None]) -> None:
         self._store = store
@@ -127,7 +131,7 @@ class Loader:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it is still at a prefetch that nobody waits for any more."""
+        """Whether it is still at a job that nobody waits for any more."""
         current = self.current
         return current is not None and current.is_cancelled
 

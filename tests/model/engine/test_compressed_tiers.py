@@ -17,7 +17,9 @@ from pykvgraph.context.repetition import Repetition
 from pykvgraph.engine.compressed import CompressedPrefixes
 from pykvgraph.engine.compressed_records import CompressedRecords
 from pykvgraph.tiers.disk import DiskTier
+from pykvgraph.tiers.loader import ToMemory
 from pykvgraph.tiers.record import Name, Record, pack
+from pykvgraph.tiers.store import Store
 
 N = 555  # no whole blocks
 BRIEF = kvg.SamplingParams(max_tokens=3)
@@ -245,6 +247,41 @@ def test_a_disk_that_is_slow(
         tiers = engine.stats().tiers
         assert tiers is not None
         assert tiers.misses["late"] == 1
+
+
+def test_no_memory_to_read_it(
+    small: kvg.Model, asked: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A miss; what comes next is loaded as ever."""
+    compressed(tmp_path, small, asked[0])
+
+    def lacks(self: DiskTier, key: bytes) -> Record:
+        raise MemoryError
+
+    with engine_of(small, on_disk(tmp_path), n_ctx=4096) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(DiskTier, "read", lacks)
+            assert engine.submit(asked[3], BRIEF, compressed=True).result().cache.edited == 0
+        tiers = engine.stats().tiers
+        assert tiers is not None
+        assert (tiers.misses["no-room"], tiers.misses["late"]) == (1, 0)
+
+
+def test_nobody_waits_any_more(small: kvg.Model, asked: list[list[int]], tmp_path: Path) -> None:
+    """A record whose turn comes when it is late is not read."""
+    with engine_of(small, on_disk(tmp_path)) as engine:
+        compress(engine, asked[0])
+        (kept,), records = kept_of(engine)._kept.values(), kept_of(engine)._records
+        assert records is not None
+        name, geometry = records._name(kept.prefix.ids, kept.prefix.salt), engine.context.kv._geometry
+    store = Store(on_disk(tmp_path))
+    for is_cancelled in (True, False):
+        job = ToMemory(name)
+        job.is_cancelled = is_cancelled
+        job.fill(store, geometry, swa_full=False)
+        assert job.reason is None
+        assert store.size_of(name.key)[1] == is_cancelled  # it is on the disk alone
+    store.close()
 
 
 def test_cells_that_are_not_there(small: kvg.Model, asked: list[list[int]], tmp_path: Path) -> None:
