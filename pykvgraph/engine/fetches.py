@@ -118,7 +118,9 @@ class Fetches:
     # ---- records that are not made of blocks
 
     def pays(self, name: Name, n_had: int) -> bool:
-        """Whether to load a record is faster than to decode as many tokens behind n_had."""
+        """Whether to load a record is faster than to decode its tokens behind the n_had that are there."""
+        if n_had >= name.span.stop:
+            return False
         cost = self._rate.cost([self.store.size_of(name.key)])
         return self._rate.seconds(cost) < self._seconds(n_had, name.span.stop)
 

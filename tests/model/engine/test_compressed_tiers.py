@@ -249,6 +249,24 @@ def test_a_disk_that_is_slow(
         assert tiers.misses["late"] == 1
 
 
+def test_steps_that_were_not_measured(small: kvg.Model, asked: list[list[int]], tmp_path: Path) -> None:
+    """It isn't loaded once more where the cells have it, and the text, too."""
+    compressed(tmp_path, small, asked[0])
+    longer = [*asked[0], *ids_of(small, 600, 9)]
+    with engine_of(small, on_disk(tmp_path), n_ctx=4096, n_ubatch=8) as engine:
+        kept = kept_of(engine)
+        n_free = len(kept._free)
+        assert engine.submit(asked[0], BRIEF, compressed=True).result().cache.edited > 0
+        engine.submit(longer, BRIEF).result()
+        loaded = engine.stats().tiers
+        answer = engine.submit(longer, BRIEF, compressed=True).result()
+        assert (answer.cache.cells, answer.cache.edited) == (len(longer) - 1, 0)
+        now = engine.stats().tiers
+        assert loaded is not None and now is not None
+        assert now.loaded_tokens == loaded.loaded_tokens > 0
+        assert len(kept._free) == n_free - 1
+
+
 def test_no_memory_to_read_it(
     small: kvg.Model, asked: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
