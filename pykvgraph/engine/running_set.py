@@ -315,7 +315,7 @@ class RunningSet:
             )
         # the last token is decoded again for its output, where a grammar has kept it from being used
         n = min(sequence.n_decoded, len(sequence.ids) - 1)
-        n_cells = n + sum(each.own.n for each in self.kept if each.own)
+        n_cells = n + sum(each.own.n_cells for each in self.kept if each.own)
         n_bytes = n_cells * sum(group.cell_bytes for group in self.kv.groups)
         most = self._most_row_bytes
         if n_bytes > most:

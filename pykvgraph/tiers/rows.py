@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _TABLE_BYTES = 16  # of a cell in a saved state, beside its rows
+_MOST_ROOTS = 1024  # keys that are remembered
 _SECTIONS_BYTES = 8192  # of a saved state, beside rows; and 64 more for each layer
 
 
@@ -61,9 +62,12 @@ class Saver:
 
     def root_key(self, salt: bytes) -> bytes:
         """The key of what texts under a salt begin with."""
-        if salt not in self._roots:
-            self._roots[salt] = block.root_key(self._ctx, salt, self._digest)
-        return self._roots[salt]
+        found = self._roots.get(salt)
+        if found is None:
+            if len(self._roots) >= _MOST_ROOTS:  # a request that wants nothing cached has a salt of its own
+                self._roots.clear()
+            found = self._roots[salt] = block.root_key(self._ctx, salt, self._digest)
+        return found
 
     def node(self, node: Node) -> None:
         """A node of the index: a block, or the end of a text where no point is needed to go on."""

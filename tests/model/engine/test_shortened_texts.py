@@ -151,6 +151,13 @@ def test_nothing_is_kept_without_prefix_cache(model: kvg.Model, cancels: bool) -
         assert engine.context.kv.groups[0].n_used == 0
 
 
+def test_pins_of_a_longer_prompt(model: kvg.Model) -> None:
+    """They keep nothing."""
+    with engine_of(model) as engine:
+        assert said(engine, ids_of(model, 200, 5), pins=[kvg.Pin(64, 3600)]).pinned == ()
+        assert engine.stats().n_pinned == 0
+
+
 def test_pins_make_way(model: kvg.Model) -> None:
     """Nobody else runs, and there are too few cells beside what is pinned."""
     text = ids_of(model, 200, 12)

@@ -240,6 +240,16 @@ def test_without_a_gain_nothing_is_loaded(model: kvg.Model, monkeypatch: pytest.
         assert (again.n_cached, stats.loaded_tokens, again.tokens) == (0, 0, first.tokens)
 
 
+def test_many_salts_take_no_memory(model: kvg.Model) -> None:
+    with engine_of(model, kvg.Tiers(ram="1M")) as engine:
+        saver = engine._loop.stepper.saver
+        assert saver is not None
+        keys = [saver.root_key(bytes([n % 256, n // 256])) for n in range(3000)]
+        assert len(set(keys)) == 3000
+        assert saver.root_key(b"\0\0") == keys[0]
+        assert len(saver._roots) < 1100
+
+
 def test_tiers_that_cannot_be(model: kvg.Model, tmp_path: Path) -> None:
     with pytest.raises(kvg.InvalidArgumentError, match="prefix_cache"):
         engine_of(model, kvg.Tiers("1M"), prefix_cache=False)
