@@ -91,7 +91,12 @@ class CompressedPrefixes:
     @property
     def has_work(self) -> bool:
         """Whether a prefix is being read, or waits."""
-        return self._job is not None or bool(self._noted)
+        return self.n_left > 0
+
+    @property
+    def n_left(self) -> int:
+        """Prefixes that are being read, or wait."""
+        return len(self._noted) + (self._job is not None)
 
     @property
     def n_kept(self) -> int:

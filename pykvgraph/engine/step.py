@@ -158,6 +158,8 @@ class Stepper:
             stepped_texts=count["stepped_texts"],
             n_pinned=self._index.n_pinned,
             prepared_tokens=count["prepared"],
+            n_compressed=self._compressed.n_kept if self._compressed else 0,
+            n_to_compress=self._compressed.n_left if self._compressed else 0,
         )
 
     def look(self) -> EngineLook:

@@ -121,7 +121,8 @@ class EngineStats:
     Tiers. drafts: how many drafts were decoded. stepped_texts: the texts of each step, all steps together.
     n_pinned: cells that stay for a time, as requests wanted it (Pin). edited_tokens: of prefix_hit_tokens,
     those that are approximate, as edited texts had them. prepared_tokens: how many of those that were decoded
-    nobody waited for (Engine.prepare).
+    nobody waited for (Engine.prepare). n_compressed: prefixes in fewer cells that the cache has now;
+    n_to_compress: those that are being read once more, or wait for it (prefix_compress).
     """
 
     steps: int
@@ -145,6 +146,8 @@ class EngineStats:
     n_pinned: int = 0
     edited_tokens: int = 0
     prepared_tokens: int = 0
+    n_compressed: int = 0
+    n_to_compress: int = 0
 
 
 class PromptProgress(NamedTuple):

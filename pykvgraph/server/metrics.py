@@ -99,6 +99,8 @@ class Metrics:
         yield _gauge("waiting", "Texts that wait to enter the engine", stats.n_waiting)
         yield _gauge("prefix_blocks", "Blocks of the index of prefixes", stats.n_blocks)
         yield _gauge("resume_points", "Resume points of the index of prefixes", stats.n_resume_points)
+        yield _gauge("compressed_prefixes", "Prefixes in fewer cells", stats.n_compressed)
+        yield _gauge("prefixes_to_compress", "Prefixes that wait to be compressed", stats.n_to_compress)
         if stats.tiers is not None:
             yield from _of_tiers(stats.tiers)
         used = _family("cells_used", "Cells that are in use, by group")

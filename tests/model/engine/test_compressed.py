@@ -175,8 +175,9 @@ def test_a_cache_that_is_full_of_other_texts(small: kvg.Model) -> None:
             engine.submit(other, BRIEF).result()
         used(engine, asked)
         assert engine.context.kv.n_free < 32
+        assert (engine.stats().n_compressed, engine.stats().n_to_compress) == (0, 1)
         rest(engine)
-        assert engine._loop.stepper._compressed.n_kept == 1  # type: ignore[union-attr]
+        assert (engine.stats().n_compressed, engine.stats().n_to_compress) == (1, 0)
         assert engine.find_prefix(others[1]) == len(others[1])
         assert len(others[0]) - 320 <= engine.find_prefix(others[0]) < len(others[0])
         assert engine.submit(asked[3], BRIEF, compressed=True).result().cache.edited > 0
