@@ -17,6 +17,7 @@ from support.soak import F32
 
 import pykvgraph as kvg
 from pykvgraph.engine.admission import Admission
+from pykvgraph.engine.speculation.draft_head import HeadDrafter
 
 SPECS = [
     ArchSpec("qwen35", 4, period=4, state_heads=4, n_rot=8, n_head=8, draft_head=True),
@@ -49,6 +50,39 @@ def test_tokens_are_those_without_drafts(
         )  # texts are preempted, and come back
         assert found == without
         assert stats.drafted > 0
+
+
+@pytest.mark.parametrize("spec", SPECS[1:3], ids=str)  # with states, a text goes on from another place
+def test_cells_of_the_head_come_back_from_tiers(
+    architecture: Callable[[ArchSpec], Path], spec: ArchSpec, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is drafted behind a text whose cells were needed is what is drafted where they never were."""
+    made: list[list[list[int]]] = []
+    drafts = HeadDrafter.drafts
+
+    def heard(*arguments: Any) -> list[list[int]]:
+        found = drafts(*arguments)
+        made[-1] += found
+        return found
+
+    monkeypatch.setattr(HeadDrafter, "drafts", heard)
+    text, params = random_ids(150, N_VOCAB, 1), kvg.SamplingParams(max_tokens=12, temperature=0.0)
+    tiers = kvg.Tiers(ram="256M", disk=0)
+    with kvg.Model(architecture(spec), device=where.device, draft_heads=True) as model:
+        for n_other in (10, 480):
+            made.append([])
+            options: dict[str, Any] = {"n_ctx": 512, "n_seq_max": 1, "tiers": tiers, **F32}
+            with kvg.Engine(model, background=False, **options) as engine:
+                answer = engine.submit(text, params).result()
+                engine.submit(random_ids(n_other, N_VOCAB, 2), params).result()
+                made[-1].clear()
+                later = [*text, *answer.tokens, 5]
+                made[-1].append(list(engine.submit(later, params).result().tokens))
+                stats = engine.stats().tiers
+                assert stats is not None
+                assert (stats.loaded_tokens > 100) == (n_other == 480)
+    assert len(made[0]) > 3
+    assert made[0] == made[1]
 
 
 @pytest.mark.parametrize("n_ctx", [160, 640])
