@@ -249,8 +249,7 @@ class Entry:
                 sequence.use = use_of(sequence, self._texts, plan, edit, n_exact=n_exact, known=known)
             sequence.enter(n, max(known - n, 0))
             if not isinstance(sequence, PreparedText):
-                self._counts["prompt_tokens"] += sequence.n_prompt
-                self._counts["prefix_hit_tokens"] += sequence.n_cached
+                self._count_prompt(sequence)
                 self._counts["edited_tokens"] += sequence.use.edited
                 self._counts["decoded_again"] += sequence.n_again
         if self._compressed is not None and not isinstance(sequence, PreparedText):
@@ -269,8 +268,12 @@ class Entry:
             n = len(sequence.read_ids())
             sequence.use = CacheUse(cells=n)
             sequence.enter(n, 0)
-            self._counts["prompt_tokens"] += sequence.n_prompt
-            self._counts["prefix_hit_tokens"] += n
+            self._count_prompt(sequence)
+
+    def _count_prompt(self, sequence: RequestSequence) -> None:
+        """It runs for the first time."""
+        self._counts["prompt_tokens"] += sequence.n_prompt
+        self._counts["prefix_hit_tokens"] += sequence.n_cached
 
     def _tell_others(self, sequence: RequestSequence, root: Root) -> None:
         """Later texts may be edits of this one, or of its forks."""

@@ -345,7 +345,7 @@ class RunningSet:
         Where they can't be copied, they are lost.
         """
         if not self.kept:
-            return self.shortened.copy_one(self._most_row_bytes)
+            return self.shortened.copy_one(lambda: self._most_row_bytes)
         sequence = next(iter(self.kept))
         assert sequence.own is not None
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from typing import NamedTuple
 
 from pykvgraph.context.common_length import common_length
@@ -82,15 +83,18 @@ class ShortenedTexts:
         sequence.go_on_from(best.ids[: best.rows.n], n, best.n_true, best.n_least, best.rows)
         return True
 
-    def copy_one(self, n_bytes: int) -> bool:
-        """The rows of one go from its cells to host memory, which has so many bytes for all; False: none has
-        cells. One for which there is no memory is given up."""
+    def copy_one(self, most_bytes: Callable[[], int]) -> bool:
+        """The rows of one go from its cells to host memory; False: none has cells.
+
+        most_bytes: how much memory there is for the rows of all; to ask takes a while. One for which there is
+        none is given up.
+        """
         first = next((each for each in self._left if each.rows.n_cells), None)
         if first is None:
             return False
         n_rows = sum(len(each.ids) for each in self._left if not each.rows.n_cells) + len(first.ids)
         try:
-            if n_rows * sum(group.cell_bytes for group in self._kv.groups) > n_bytes:
+            if n_rows * sum(group.cell_bytes for group in self._kv.groups) > most_bytes():
                 raise MemoryError
             first.rows.copy()
         except (KVGraphError, MemoryError):

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Any
+from collections.abc import Iterator
+from functools import partial
 
 import pytest
+from support.ctrl_c_at_a_line import ctrl_c_at
 from support.engines import open_context, random_ids
 from support.models import N_VOCAB
 from support.naive_scores import cells_of
 
 import pykvgraph as kvg
 from pykvgraph.context.forgetting import N_SINKS
-from pykvgraph.sequence import sequence as code_of_texts
+from pykvgraph.sequence import sequence
 
 N = 160
 IDS = random_ids(N, N_VOCAB)
@@ -121,30 +120,6 @@ def test_a_span_that_is_forgotten(ctx: kvg.Context) -> None:
     assert positions(ctx)[N_SINKS:15] == [*range(10, 20), N - 64]
 
 
-def interrupted(work: Callable[[], object], n: int) -> bool:
-    """Whether Ctrl-C came before the n-th line that work() does in the code of texts."""
-    left = n
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal left
-        if frame.f_code.co_filename != code_of_texts.__file__:
-            return None
-        left -= event == "line"
-        if left == 0:
-            sys.settrace(None)
-            raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        work()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(None)
-    return False
-
-
 @pytest.mark.parametrize(("policy", "composite"), [("keydiff", False), ("keydiff", True), ("tova", True)])
 def test_interrupted_anywhere(ctx: kvg.Context, policy: str, composite: bool) -> None:
     """Nobody takes for exact what was composed or forgotten, and the text goes on."""
@@ -154,7 +129,7 @@ def test_interrupted_anywhere(ctx: kvg.Context, policy: str, composite: bool) ->
         ctx.kv.clear()
         text = kvg.Sequence(ctx)
         text.set(IDS)
-        if not interrupted(lambda: text.forget(30, policy, composite), n):  # noqa: B023
+        if not ctrl_c_at(n, partial(text.forget, 30, policy, composite), sequence):
             break
         text.set([*IDS, 7])
         whole = positions(ctx) == list(range(N + 1))

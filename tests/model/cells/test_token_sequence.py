@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 from support.architectures import ArchSpec
+from support.ctrl_c_at_a_line import ctrl_c_at
 from support.engines import Logits, open_context, random_ids
 from support.faults import fault
 from support.judge import nmse
@@ -223,30 +222,6 @@ def test_ctrl_c_right_after_a_decode(model: kvg.Model) -> None:
         )
 
 
-def ctrl_c_at(n: int, work: Callable[[], object]) -> bool:
-    """Does the work, with Ctrl-C before line n of what is told of the text; whether it came to that line."""
-    n_lines = 0
-
-    def trace(frame: FrameType, event: str, _arg: Any) -> Any:
-        nonlocal n_lines
-        if frame.f_code.co_filename not in (sequence.__file__, tokens.__file__):
-            return None
-        n_lines += event == "line"
-        if n_lines == n and event == "line":
-            raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        work()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
-
-
 @pytest.mark.parametrize(
     "work",
     [
@@ -272,7 +247,7 @@ def test_ctrl_c_before_any_line(small: kvg.Model, work: Callable[[TokenSequence]
                 patch.setattr(ctx._handle, "call", interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     text.append(7)
-            came = ctrl_c_at(n_cut + 1, partial(work, text))
+            came = ctrl_c_at(n_cut + 1, partial(work, text), sequence, tokens)
             n_cut += came
             change = text.set(wanted)
             assert change[:3] == (39, 39, 2)
