@@ -35,6 +35,11 @@ inline words as_words(ints numbers) { return reinterpret_cast<words>(numbers); }
 
 // Bits of each byte, moved up, or down where `up` is negative.
 inline words moved(words v, int up, uint8_t mask) { return (up < 0 ? v >> -up : v << up) & all_bytes(mask); }
+// Of each two bytes the lesser
+inline words least_bytes(words a, words b) {
+    const auto x = reinterpret_cast<unsigned_bytes>(a), y = reinterpret_cast<unsigned_bytes>(b);
+    return reinterpret_cast<words>(x < y ? x : y);
+}
 // All bits of each byte that has a bit of `which`, one of each four bytes
 inline words where_bits(words lanes, uint32_t which) {
     const auto bits = reinterpret_cast<signed_bytes>(lanes & all(which));

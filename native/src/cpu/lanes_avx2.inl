@@ -17,10 +17,27 @@ inline words as_words(__m256i v) { return reinterpret_cast<words>(v); }
 inline ints as_ints(__m256i v) { return reinterpret_cast<ints>(v); }
 
 inline floats fused(floats a, floats b, floats c) { return _mm256_fmadd_ps(a, b, c); }
-inline floats of_halves(const uint16_t * from) { return _mm256_cvtph_ps(load<__m128i>(from)); }
+// half(i): the one of lane i. They are loaded into lanes, as GCC would take them through general registers, from which one comes a cycle.
+template <class F> inline floats of_halves(F half) {
+    __m128i all = _mm_insert_epi16(__m128i{}, half(0), 0);
+    all = _mm_insert_epi16(all, half(1), 1);
+    all = _mm_insert_epi16(all, half(2), 2);
+    all = _mm_insert_epi16(all, half(3), 3);
+    all = _mm_insert_epi16(all, half(4), 4);
+    all = _mm_insert_epi16(all, half(5), 5);
+    all = _mm_insert_epi16(all, half(6), 6);
+    return _mm256_cvtph_ps(_mm_insert_epi16(all, half(7), 7));
+}
 inline floats low_halves(words lanes) {
     const __m256i packed = _mm256_packus_epi32(_mm256_and_si256(raw(lanes), _mm256_set1_epi32(0xffff)), __m256i{});
     return _mm256_cvtph_ps(_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
+}
+// The lower and the upper halves of all lanes
+inline void both_halves(words lanes, floats & low, floats & high) {
+    const __m256i sorted = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(raw(lanes), sorted), 0xd8);
+    low = _mm256_cvtph_ps(_mm256_castsi256_si128(packed));
+    high = _mm256_cvtph_ps(_mm256_extracti128_si256(packed, 1));
 }
 inline float through_half(float x) { return _cvtsh_ss(_cvtss_sh(x, 0)); }
 inline ints rounded(floats x) { return as_ints(_mm256_cvtps_epi32(x)); }

@@ -11,9 +11,18 @@ namespace {
 inline uint8x16_t raw_bytes(words v) { return reinterpret_cast<uint8x16_t>(v); }
 
 inline floats fused(floats a, floats b, floats c) { return vfmaq_f32(c, a, b); }
-inline floats of_halves(const uint16_t * from) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from))); }
+// half(i): the one of lane i
+template <class F> inline floats of_halves(F half) {
+    const int16x4_t all = {half(0), half(1), half(2), half(3)};
+    return vcvt_f32_f16(vreinterpret_f16_s16(all));
+}
 inline floats low_halves(words lanes) {
     return vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(reinterpret_cast<uint32x4_t>(lanes))));
+}
+// The lower and the upper halves of all lanes
+inline void both_halves(words lanes, floats & low, floats & high) {
+    low = low_halves(lanes);
+    high = low_halves(lanes >> 16);
 }
 inline float through_half(float x) { return static_cast<float>(static_cast<__fp16>(x)); }
 inline ints rounded(floats x) { return vcvtnq_s32_f32(x); }

@@ -1,4 +1,4 @@
-// Products of few rows of floats with Q4_K, Q5_K and Q6_K weights on AVX2. Elsewhere weights are turned first, so that each lane has a row.
+// Products of few rows of floats with Q4_K, Q5_K, Q6_K and IQ4_XS weights on AVX2. Elsewhere weights are turned first, so that each lane has a row.
 // With few rows of floats turning takes longer than the products, and it reads 16 rows of weights at a time, of which a CPU fetches too few
 // ahead. So here each row of weights is multiplied as it lies, one behind the other, and 8 rows' sums are turned at the end. The sums of
 // integers are the same either way, and floats are added in the same order. Included behind types_256.inl.
@@ -38,8 +38,10 @@ inline __m256i shifted(__m256i bytes, int up, int8_t mask) {
 // A block of a type, and how it is multiplied as it lies:
 //   ROWS          with up to so many rows of floats this is faster; measured on Zen 3
 //   SCALE         offset of the block's scale, of 2 bytes; with MINIMA the scale of minima follows it
-//   each(to)      calls to(numbers, i, scales) for 32 numbers from number i on, and 16 scales, one of each two numbers
-//   rest(row)     8 integers, whose sum is what the products with a row are too great by; with MINIMA the sum of its products with minima
+//   each(to)      calls to(numbers, i, scales) for 32 numbers from number i on, and 16 scales, one of each two numbers. Numbers with signs
+//                 are in the order of rows_for_signs
+//   rest(row)     not where numbers have signs: 8 integers, whose sum is what the products with a row are too great by; with MINIMA the sum
+//                 of its products with minima
 template <class W> struct as_it_lies;
 
 template <> struct as_it_lies<q6_k_weights> {
@@ -119,6 +121,77 @@ template <> struct as_it_lies<q5_k_weights> : six_bits {
     }
 };
 
+template <> struct as_it_lies<iq4_xs_weights> {
+    static constexpr uint32_t ROWS = 4;
+    static constexpr size_t SCALE = 0;
+    const uint8_t * block;
+    __m256i scales; // of 32 bits: 0, 2, 4, 6 and 1, 3, 5, 7
+
+    explicit as_it_lies(const uint8_t * block) : block(block) {
+        const auto down = [](uint32_t four_bytes, __m256i bits, int mask) {
+            const __m256i moved = _mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(four_bytes)), bits);
+            return _mm256_and_si256(moved, _mm256_set1_epi32(mask));
+        };
+        const __m256i upper = down(load<uint32_t>(block), _mm256_setr_epi32(16, 20, 24, 28, 18, 22, 26, 30), 0x03);
+        const __m256i lower = down(load<uint32_t>(block + 4), _mm256_setr_epi32(0, 8, 16, 24, 4, 12, 20, 28), 0x0f);
+        scales = _mm256_sub_epi32(_mm256_slli_epi32(upper, 4) | lower, _mm256_set1_epi32(32));
+    }
+
+    template <class F> void each(F to) const {
+        const __m256i table = _mm256_broadcastsi128_si256(load<__m128i>(FOUR_BITS));
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) { // of twice 32 numbers the first and the last 16
+            const __m256i both = load<__m256i>(block + 8 + i * 32);
+            const __m256i two = _mm256_shuffle_epi8(scales, _mm256_set1_epi16(static_cast<int16_t>(0x0100 + 0x0404 * i)));
+            to(_mm256_shuffle_epi8(table, masked(both, 0x0f)), i * 64, two);
+            to(_mm256_shuffle_epi8(table, shifted(both, -4, 0x0f)), i * 64 + 32, two);
+        }
+    }
+};
+
+template <uint32_t N> constexpr uint32_t MOST_BLOCKS = 16 / N; // at a time, of N rows of floats: their sums stay in L1
+
+// Rows of floats for weights without signs: as they were rounded.
+template <uint32_t N> struct rows_as_rounded {
+    const rounded_rows<rounded_256> & x;
+
+    void set(uint32_t /*first*/, uint32_t /*end*/) {}
+    // 32 products with numbers i and so on of row n's block b, in pairs
+    __m256i pairs(__m256i weights, uint32_t n, uint32_t b, int i) const {
+        return _mm256_maddubs_epi16(weights, load<__m256i>(x.numbers + n * x.stride + b * BLOCK + static_cast<uint32_t>(i)));
+    }
+};
+
+// For weights with signs, of which none is -128: sizes of the rows' numbers, as the instruction wants one side without signs, and the numbers,
+// whose signs weights get. Of each 64 the first halves of both 32 come first, as they do in bytes with two weights of 4 bits.
+template <uint32_t N> struct rows_for_signs {
+    const rounded_rows<rounded_256> & x;
+    alignas(32) uint8_t sizes[N][MOST_BLOCKS<N>][BLOCK];
+    alignas(32) uint8_t numbers[N][MOST_BLOCKS<N>][BLOCK];
+
+    explicit rows_for_signs(const rounded_rows<rounded_256> & x) : x(x) {}
+    void set(uint32_t first, uint32_t end) {
+        for (uint32_t n = 0; n < N; ++n) {
+            for (uint32_t i = 0; i < (end - first) * BLOCK; i += 64) {
+                const uint8_t * from = x.numbers + n * x.stride + first * BLOCK + i;
+                const __m256i a = load<__m256i>(from), b = load<__m256i>(from + 32);
+                const __m256i halves[2] = {_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31)};
+                for (uint32_t k = 0; k < 2; ++k) {
+                    store(sizes[n][0] + i + k * 32, _mm256_abs_epi8(halves[k]));
+                    store(numbers[n][0] + i + k * 32, halves[k]);
+                }
+            }
+        }
+    }
+    __m256i pairs(__m256i weights, uint32_t n, uint32_t b, int i) const {
+        const uint32_t place = b % MOST_BLOCKS<N>;
+        return _mm256_maddubs_epi16(load<__m256i>(sizes[n][place] + i),
+                                    _mm256_sign_epi8(weights, load<__m256i>(numbers[n][place] + i)));
+    }
+};
+
+template <class W, uint32_t N> using rows_for = std::conditional_t<W::SIGNED, rows_for_signs<N>, rows_as_rounded<N>>;
+
 // Rows lie behind one another, so this is what is read some rows later.
 template <size_t N> [[gnu::always_inline]] inline void fetch_later(const uint8_t * block) {
     constexpr size_t LATER = 2048; // of 512, 1024, 2048 and 4096 the fastest on Zen 3
@@ -133,54 +206,64 @@ template <uint32_t N> struct block_sums {
     row_sums rest[N];
 };
 
+// Of row r of weights
 template <class W, uint32_t N>
-inline void sum_block(const uint8_t * block, const rounded_rows<rounded_256> & x, uint32_t b, uint32_t r, block_sums<N> & to) {
+inline void sum_block(const uint8_t * block, const rows_for<W, N> & rows, uint32_t b, uint32_t r, block_sums<N> & to) {
     const as_it_lies<W> weights(block);
     __m256i sum[N] = {};
     weights.each([&](__m256i numbers, int i, __m256i scales) __attribute__((always_inline)) {
 #pragma GCC unroll 4
         for (uint32_t n = 0; n < N; ++n) {
-            const __m256i pairs = _mm256_maddubs_epi16(numbers, load<__m256i>(x.numbers + n * x.stride + b * BLOCK + i));
-            sum[n] = _mm256_add_epi32(sum[n], _mm256_madd_epi16(pairs, scales));
+            sum[n] = _mm256_add_epi32(sum[n], _mm256_madd_epi16(rows.pairs(numbers, n, b, i), scales));
         }
     });
 #pragma GCC unroll 4
     for (uint32_t n = 0; n < N; ++n) {
-        const __m256i rest = weights.rest(x.block(n, b));
         if constexpr (W::MINIMA) {
-            to.numbers[n].of_row[r] = sum[n];
-            to.rest[n].of_row[r] = rest;
-        } else {
-            to.numbers[n].of_row[r] = _mm256_sub_epi32(sum[n], rest);
+            to.rest[n].of_row[r] = weights.rest(rows.x.block(n, b));
+        } else if constexpr (!W::SIGNED) {
+            sum[n] = _mm256_sub_epi32(sum[n], weights.rest(rows.x.block(n, b)));
         }
+        to.numbers[n].of_row[r] = sum[n];
+    }
+}
+
+// Adds a block's sums, times the scales, to those of floats.
+template <class W, uint32_t N>
+inline void add_scaled(const block_sums<N> & sums, const weight_rows & weights, const rounded_rows<rounded_256> & x, uint32_t b,
+                       float * out) {
+    const size_t at = b * W::BYTES + as_it_lies<W>::SCALE;
+    floats scale;
+    floats of_minima;
+    if constexpr (W::MINIMA) {
+        both_halves(weights.word(at), scale, of_minima);
+    } else {
+        scale = weights.halves(at);
+    }
+    for (uint32_t n = 0; n < N; ++n) {
+        if constexpr (W::MINIMA) {
+            add_integers(sums.rest[n].added(), -of_minima, x.block(n, b), out + n * TILE);
+        }
+        add_integers(sums.numbers[n].added(), scale, x.block(n, b), out + n * TILE);
     }
 }
 
 template <class W, uint32_t N>
 void multiply_as_it_lies(const weight_rows & weights, const rounded_rows<rounded_256> & x, uint32_t n_blocks, float * out) {
-    constexpr uint32_t MOST = 16 / N; // blocks, whose sums stay in L1
-    block_sums<N> sums[MOST];
-    for (uint32_t first = 0; first < n_blocks; first += MOST) {
-        const uint32_t end = std::min(first + MOST, n_blocks);
+    block_sums<N> sums[MOST_BLOCKS<N>];
+    rows_for<W, N> rows{x};
+    for (uint32_t first = 0; first < n_blocks; first += MOST_BLOCKS<N>) {
+        const uint32_t end = std::min(first + MOST_BLOCKS<N>, n_blocks);
+        rows.set(first, end);
         for (uint32_t r = 0; r < LANES; ++r) {
             for (uint32_t b = first; b < end; ++b) {
                 const uint8_t * block = weights.at(r) + b * W::BYTES;
                 fetch_later<W::BYTES>(block);
-                sum_block<W, N>(block, x, b, r, sums[b - first]);
+                sum_block<W, N>(block, rows, b, r, sums[b - first]);
             }
         }
         for (uint32_t b = first; b < end; ++b) {
-            // 4 bytes at a time: with MINIMA both scales; else the scale is the upper half, as the block ends behind it
-            const words scales = weights.word(b * W::BYTES + as_it_lies<W>::SCALE - (W::MINIMA ? 0 : 2));
-            for (uint32_t n = 0; n < N; ++n) {
-                const rounded_256 & row = x.block(n, b);
-                if constexpr (W::MINIMA) {
-                    add_integers(sums[b - first].rest[n].added(), -low_halves(scales >> 16), row, out + n * TILE);
-                    add_integers(sums[b - first].numbers[n].added(), low_halves(scales), row, out + n * TILE);
-                } else {
-                    add_integers(sums[b - first].numbers[n].added(), low_halves(scales >> 16), row, out + n * TILE);
-                }
-            }
+            add_scaled<W, N>(sums[b - first], weights, x, b, out);
         }
     }
 }

@@ -14,11 +14,7 @@ struct weight_rows {
 
     const uint8_t * at(size_t row) const { return fours[row / 4] + row % 4 * stride; }
     floats halves(size_t offset) const {
-        uint16_t all[LANES];
-        for (size_t i = 0; i < LANES; ++i) {
-            all[i] = load<uint16_t>(at(i) + offset);
-        }
-        return of_halves(all);
+        return of_halves([&](size_t i) { return load<int16_t>(at(i) + offset); });
     }
     // Of each row 4 bytes, 2, 1
     words word(size_t offset) const { return words_of<uint32_t>(offset); }

@@ -4,10 +4,10 @@
 //   BYTES           of a block
 //   SIGNED          a number is scale * byte, and bytes have signs; or else it is scale * byte + minimum,
 //   MOST            and this is the greatest byte
-//   numbers(rows)   of a block of LANES rows: bytes
+//   numbers(rows, to)   of a block of LANES rows: calls to(j, four) for vectors j of its bytes
 //   scales(rows)    what it has beside them
-//   HALVES          the first 16 numbers have one scale, the others another one. Two blocks are packed together, and numbers(rows, i) and
-//                   scales(rows, i) are of the first or the second. Bytes have signs
+//   HALVES          the first 16 numbers have one scale, the others another one. Two blocks are packed together, and numbers(rows, i, to)
+//                   and scales(rows, i) are of the first or the second. Bytes have signs
 
 namespace kvg::KVG_PRODUCTS {
 
@@ -18,10 +18,6 @@ namespace in_32 {
 constexpr uint32_t BLOCK = rounded_32::N;
 constexpr uint32_t VECTORS = BLOCK / 4;
 constexpr uint32_t CHUNK = 512; // weights of a row at a time: unpacked they stay in L1
-
-struct block_numbers {
-    words at[VECTORS]; // vector j has numbers 4j to 4j + 3
-};
 
 struct block_scales {
     floats scale;
@@ -37,29 +33,45 @@ template <class FORM> struct tile {
     block<FORM> blocks[CHUNK / BLOCK][GROUPS];
 };
 
-// which: nothing, or which half of a pair
-template <class W, class FORM, class... I> inline void unpack(block<FORM> & to, const weight_rows & rows, I... which) {
-    const block_numbers numbers = W::numbers(rows, which...);
-    for (uint32_t j = 0; j < VECTORS; ++j) {
-        to.numbers[j] = FORM::store(numbers.at[j]);
-    }
-    to.scales = W::scales(rows, which...);
+template <class W> constexpr uint32_t PARTS = W::HALVES ? 2 : 1;
+
+// Sums of integers of a block's parts
+template <class W> struct part_sums {
+    ints of[PARTS<W>];
+};
+
+template <class W, class FORM> inline part_sums<W> lifts(const rounded_32 & row) {
+    const int32_t half = PARTS<W> == 2 ? row.lift_of_half : 0;
+    part_sums<W> sums;
+    sums.of[0] = FORM::RAISED ? all(half) : ints{};
+    sums.of[PARTS<W> - 1] = FORM::RAISED ? all(row.lift - half) : ints{};
+    return sums;
 }
 
-// N rows' sums go on by a block of each of G groups. Here alone floats are added.
+// A sum goes on by a block. Here alone floats are added.
+template <class W>
+inline floats with_block(floats sum, const part_sums<W> & in_part, const block_scales & scales, const rounded_32 & row) {
+    if constexpr (!W::SIGNED) {
+        sum = fused(scales.other, all(row.total), sum);
+    }
+#pragma GCC unroll 2
+    for (uint32_t i = 0; i < PARTS<W>; ++i) {
+        const floats scale = (i == 0 ? scales.scale : scales.other) * all(row.scale);
+        sum = fused(__builtin_convertvector(in_part.of[i], floats), scale, sum);
+    }
+    return sum;
+}
+
+// N rows' sums go on by a block of each of G groups.
 template <class W, class FORM, uint32_t N, uint32_t G>
 inline void add_block(floats (*sum)[G], const block<FORM> * weights, const rounded_rows<rounded_32> & x, uint32_t b) {
-    constexpr uint32_t PARTS = W::HALVES ? 2 : 1;
-    constexpr uint32_t TOGETHER = vectors_of_sum<W, FORM>(VECTORS / PARTS);
-    ints in_part[N][G][PARTS];
+    constexpr uint32_t TOGETHER = vectors_of_sum<W, FORM>(VECTORS / PARTS<W>);
+    part_sums<W> in_part[N][G];
 #pragma GCC unroll 8
     for (uint32_t r = 0; r < N; ++r) {
-        const rounded_32 & row = x.block(r, b);
-        const int32_t half = PARTS == 2 ? row.lift_of_half : 0;
 #pragma GCC unroll 8
         for (uint32_t g = 0; g < G; ++g) {
-            in_part[r][g][0] = FORM::RAISED ? all(half) : ints{};
-            in_part[r][g][PARTS - 1] = FORM::RAISED ? all(row.lift - half) : ints{};
+            in_part[r][g] = lifts<W, FORM>(x.block(r, b));
         }
     }
 #pragma GCC unroll 8
@@ -80,24 +92,15 @@ inline void add_block(floats (*sum)[G], const block<FORM> * weights, const round
         for (uint32_t r = 0; r < N; ++r) {
 #pragma GCC unroll 8
             for (uint32_t g = 0; g < G; ++g) {
-                in_part[r][g][first * PARTS / VECTORS] += FORM::scaled(together[r][g], once());
+                in_part[r][g].of[first * PARTS<W> / VECTORS] += FORM::scaled(together[r][g], once());
             }
         }
     }
 #pragma GCC unroll 8
     for (uint32_t r = 0; r < N; ++r) {
-        const rounded_32 & row = x.block(r, b);
 #pragma GCC unroll 8
         for (uint32_t g = 0; g < G; ++g) {
-            const block_scales & scales = weights[g].scales;
-            if constexpr (!W::SIGNED) {
-                sum[r][g] = fused(scales.other, all(row.total), sum[r][g]);
-            }
-#pragma GCC unroll 2
-            for (uint32_t i = 0; i < PARTS; ++i) {
-                const floats scale = (i == 0 ? scales.scale : scales.other) * all(row.scale);
-                sum[r][g] = fused(__builtin_convertvector(in_part[r][g][i], floats), scale, sum[r][g]);
-            }
+            sum[r][g] = with_block<W>(sum[r][g], in_part[r][g], weights[g].scales, x.block(r, b));
         }
     }
 }
@@ -125,13 +128,24 @@ template <class W> struct piece {
     uint32_t first;
     uint32_t n_blocks;
 
-    // Group g of block b
-    template <class FORM> void unpack(uint32_t b, uint32_t g, block<FORM> & to) const {
+    // Of group g of block b
+    template <class F> [[gnu::always_inline]] void numbers(uint32_t b, uint32_t g, F to) const {
         if constexpr (W::HALVES) {
-            in_32::unpack<W>(to, rows.from((first + b) / 2 * 2 * W::BYTES).group(g), b % 2);
+            W::numbers(of_pair(b, g), b % 2, to);
         } else {
-            in_32::unpack<W>(to, rows.from((first + b) * W::BYTES).group(g));
+            W::numbers(of_block(b, g), to);
         }
+    }
+    block_scales scales(uint32_t b, uint32_t g) const {
+        if constexpr (W::HALVES) {
+            return W::scales(of_pair(b, g), b % 2);
+        } else {
+            return W::scales(of_block(b, g));
+        }
+    }
+    template <class FORM> void unpack(uint32_t b, uint32_t g, block<FORM> & to) const {
+        numbers(b, g, [&](uint32_t j, words four) __attribute__((always_inline)) { to.numbers[j] = FORM::store(four); });
+        to.scales = scales(b, g);
     }
     [[gnu::always_inline]] void fetch(uint32_t b) const {
         constexpr uint32_t blocks_of_line = W::BYTES > 32 ? 1 : 64 / W::BYTES;
@@ -139,21 +153,38 @@ template <class W> struct piece {
             rows.fetch_behind<1>((first + b) * W::BYTES);
         }
     }
+
+private:
+    weight_rows of_block(uint32_t b, uint32_t g) const { return rows.from((first + b) * W::BYTES).group(g); }
+    weight_rows of_pair(uint32_t b, uint32_t g) const { return rows.from((first + b) / 2 * 2 * W::BYTES).group(g); }
 };
 
-// One row, with weights as they are unpacked.
+// One row, with weights as they are unpacked: a vector is multiplied at once, so that a group's stay in registers.
 template <class W> void multiply_one(const piece<W> & weights, const rounded_rows<rounded_32> & x, float * out) {
     using form = form_of_one<W>;
-    block<form> now[GROUPS];
-    const auto blocks_of = [&](uint32_t b) {
+    constexpr uint32_t TOGETHER = vectors_of_sum<W, form>(VECTORS / PARTS<W>);
+    floats sum[GROUPS];
+    std::memcpy(sum, out, sizeof(sum));
+    for (uint32_t b = 0; b < weights.n_blocks; ++b) {
         weights.fetch(b);
-#pragma GCC unroll 8
+        const rounded_32 & row = x.block(0, b);
+#pragma GCC unroll 4
         for (uint32_t g = 0; g < GROUPS; ++g) {
-            weights.unpack(b, g, now[g]);
+            const block_scales scales = weights.scales(b, g);
+            part_sums<W> in_part = lifts<W, form>(row);
+            typename form::sum together = {};
+            uint32_t n = 0;
+            weights.numbers(b, g, [&](uint32_t j, words four) __attribute__((always_inline)) {
+                form::add_products(together, form::store(four), x.four(0, b * VECTORS + j));
+                if (++n % TOGETHER == 0) {
+                    in_part.of[j * PARTS<W> / VECTORS] += form::scaled(together, once());
+                    together = typename form::sum{};
+                }
+            });
+            sum[g] = with_block<W>(sum[g], in_part, scales, row);
         }
-        return now;
-    };
-    multiply<W, form, 1, GROUPS>(weights.n_blocks, blocks_of, x, out);
+    }
+    std::memcpy(out, sum, sizeof(sum));
 }
 
 template <class W>

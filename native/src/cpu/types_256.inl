@@ -15,8 +15,9 @@ inline words less_32(words bytes) { return reinterpret_cast<words>(reinterpret_c
 inline void unpack_scales_and_minima(in_256::block_scales & to, const weight_rows & rows) {
     words four[4];
     rows.turned(0, four);
-    to.scale = low_halves(four[0]);
-    to.pair_scale = -low_halves(four[0] >> 16);
+    floats of_minima;
+    both_halves(four[0], to.scale, of_minima);
+    to.pair_scale = -of_minima;
     to.integers[0] = moved(four[1], 0, 0x3f);
     to.integers[1] = joined_bits(moved(four[3], 0, 0x0f), four[1], -2, 0x30);
     to.minima[0] = moved(four[2], 0, 0x3f);
@@ -148,9 +149,9 @@ struct q2_k_weights {
             to.integers[i] = moved(four[i], 0, 0x0f);
             to.minima[i] = moved(four[i], -4, 0x0f);
         }
-        const words both = rows.word(80);
-        to.scale = low_halves(both);
-        to.pair_scale = -low_halves(both >> 16);
+        floats of_minima;
+        both_halves(rows.word(80), to.scale, of_minima);
+        to.pair_scale = -of_minima;
     }
     template <class F> static void numbers(const weight_rows & rows, F to) { unpack_two_bits(rows, 16, to); }
 };

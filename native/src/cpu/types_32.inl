@@ -4,7 +4,6 @@ namespace kvg::KVG_PRODUCTS {
 
 namespace {
 
-using in_32::block_numbers;
 using in_32::block_scales;
 
 // scale * (byte - offset)
@@ -12,32 +11,30 @@ inline block_scales lowered(floats scale, float offset) { return {scale, scale *
 inline block_scales scales_alone(floats scale) { return {scale, floats{}}; }
 
 // Numbers of 4 bits: the lower halves of the 16 bytes at `offset` are numbers 0 to 15, the upper ones are the rest.
-inline block_numbers nibbles(const weight_rows & rows, size_t offset) {
-    block_numbers numbers;
-    rows.turned(offset, numbers.at);
+template <class F> [[gnu::always_inline]] inline void nibbles(const weight_rows & rows, size_t offset, F to) {
+    words both[4];
+    rows.turned(offset, both);
+#pragma GCC unroll 4
     for (uint32_t i = 0; i < 4; ++i) {
-        numbers.at[i + 4] = moved(numbers.at[i], -4, 0x0f);
-        numbers.at[i] = moved(numbers.at[i], 0, 0x0f);
+        to(i, moved(both[i], 0, 0x0f));
+        to(i + 4, moved(both[i], -4, 0x0f));
     }
-    return numbers;
 }
 
-// Adds 16 to number i where bit i of the word at `offset` is set.
-inline block_numbers with_fifth_bits(block_numbers numbers, const weight_rows & rows, size_t offset) {
-    const words bits = rows.word(offset);
-    for (uint32_t i = 0; i < 4; ++i) {
-        const words eight = repeated(bits, i);
-        numbers.at[2 * i] |= where_bits(eight, 0x08040201) & all_bytes(0x10);
-        numbers.at[2 * i + 1] |= where_bits(eight, 0x80402010) & all_bytes(0x10);
-    }
-    return numbers;
+// With 16 more where bit i of the word at `fifth` is set, of number i.
+template <class F> [[gnu::always_inline]] inline void five_bits(const weight_rows & rows, size_t offset, size_t fifth, F to) {
+    const words upper = rows.word(fifth); // of each byte bits 4 to 7 are the fifth of four numbers
+    const words lower = upper << 4;
+    nibbles(rows, offset, [&](uint32_t j, words four) __attribute__((always_inline)) {
+        const words bits = repeated(j % 2 == 0 ? lower : upper, j / 2) & 0x80402010;
+        to(j, four | least_bytes(bits, all_bytes(0x10)));
+    });
 }
 
-inline block_numbers looked_up(const int8_t * table, block_numbers numbers) {
-    for (words & four : numbers.at) {
-        four = looked_up(table, four);
-    }
-    return numbers;
+// What nibbles stand for
+template <class F>
+[[gnu::always_inline]] inline void looked_up(const int8_t * table, const weight_rows & rows, size_t offset, F to) {
+    nibbles(rows, offset, [&](uint32_t j, words four) __attribute__((always_inline)) { to(j, looked_up(table, four)); });
 }
 
 // An F16, 32 signed bytes
@@ -46,11 +43,16 @@ struct q8_0_weights {
     static constexpr bool HALVES = false;
     static constexpr bool SIGNED = true;
 
-    static block_numbers numbers(const weight_rows & rows) {
-        block_numbers numbers;
-        rows.turned(2, numbers.at);
-        rows.turned(18, numbers.at + 4);
-        return numbers;
+    template <class F> static void numbers(const weight_rows & rows, F to) {
+#pragma GCC unroll 2
+        for (uint32_t half = 0; half < 2; ++half) {
+            words four[4];
+            rows.turned(2 + half * 16, four);
+#pragma GCC unroll 4
+            for (uint32_t j = 0; j < 4; ++j) {
+                to(half * 4 + j, four[j]);
+            }
+        }
     }
     static block_scales scales(const weight_rows & rows) { return scales_alone(rows.halves(0)); }
 };
@@ -62,7 +64,7 @@ struct q4_0_weights {
     static constexpr bool SIGNED = false;
     static constexpr uint32_t MOST = 15;
 
-    static block_numbers numbers(const weight_rows & rows) { return nibbles(rows, 2); }
+    template <class F> static void numbers(const weight_rows & rows, F to) { nibbles(rows, 2, to); }
     static block_scales scales(const weight_rows & rows) { return lowered(rows.halves(0), 8); }
 };
 
@@ -73,10 +75,11 @@ struct q4_1_weights {
     static constexpr bool SIGNED = false;
     static constexpr uint32_t MOST = 15;
 
-    static block_numbers numbers(const weight_rows & rows) { return nibbles(rows, 4); }
+    template <class F> static void numbers(const weight_rows & rows, F to) { nibbles(rows, 4, to); }
     static block_scales scales(const weight_rows & rows) {
-        const words both = rows.word(0);
-        return {low_halves(both), low_halves(both >> 16)};
+        block_scales scales;
+        both_halves(rows.word(0), scales.scale, scales.other);
+        return scales;
     }
 };
 
@@ -87,7 +90,7 @@ struct q5_0_weights {
     static constexpr bool SIGNED = false;
     static constexpr uint32_t MOST = 31;
 
-    static block_numbers numbers(const weight_rows & rows) { return with_fifth_bits(nibbles(rows, 6), rows, 2); }
+    template <class F> static void numbers(const weight_rows & rows, F to) { five_bits(rows, 6, 2, to); }
     static block_scales scales(const weight_rows & rows) { return lowered(rows.halves(0), 16); }
 };
 
@@ -98,7 +101,7 @@ struct q5_1_weights {
     static constexpr bool SIGNED = false;
     static constexpr uint32_t MOST = 31;
 
-    static block_numbers numbers(const weight_rows & rows) { return with_fifth_bits(nibbles(rows, 8), rows, 4); }
+    template <class F> static void numbers(const weight_rows & rows, F to) { five_bits(rows, 8, 4, to); }
     static block_scales scales(const weight_rows & rows) { return q4_1_weights::scales(rows); }
 };
 
@@ -111,7 +114,7 @@ struct iq4_nl_weights {
     static constexpr bool HALVES = false;
     static constexpr bool SIGNED = true;
 
-    static block_numbers numbers(const weight_rows & rows) { return looked_up(FOUR_BITS, nibbles(rows, 2)); }
+    template <class F> static void numbers(const weight_rows & rows, F to) { looked_up(FOUR_BITS, rows, 2, to); }
     static block_scales scales(const weight_rows & rows) { return scales_alone(rows.halves(0)); }
 };
 
@@ -122,9 +125,9 @@ struct mxfp4_weights {
     static constexpr bool SIGNED = false;
     static constexpr uint32_t MOST = 24;
 
-    static block_numbers numbers(const weight_rows & rows) {
+    template <class F> static void numbers(const weight_rows & rows, F to) {
         static constexpr int8_t FLOATS[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
-        return looked_up(FLOATS, nibbles(rows, 1));
+        looked_up(FLOATS, rows, 1, to);
     }
     static block_scales scales(const weight_rows & rows) {
         // 2^(exponent - 127): a float has these bits, except that of 0
@@ -141,17 +144,16 @@ struct nvfp4_weights {
     static constexpr bool HALVES = true;
     static constexpr bool SIGNED = true;
 
-    static block_numbers numbers(const weight_rows & rows, uint32_t half) {
+    template <class F> static void numbers(const weight_rows & rows, uint32_t half, F to) {
         static constexpr int8_t FLOATS[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
         words both[4];
         rows.turned(4 + half * 16, both);
-        block_numbers numbers;
+#pragma GCC unroll 4
         for (uint32_t i = 0; i < 4; ++i) {
             const uint32_t first = i / 2 * 4 + i % 2;
-            numbers.at[first] = moved(both[i], 0, 0x0f);
-            numbers.at[first + 2] = moved(both[i], -4, 0x0f);
+            to(first, looked_up(FLOATS, moved(both[i], 0, 0x0f)));
+            to(first + 2, looked_up(FLOATS, moved(both[i], -4, 0x0f)));
         }
-        return looked_up(FLOATS, numbers);
     }
     static block_scales scales(const weight_rows & rows, uint32_t half) {
         return {float_of(rows.byte(half * 2)), float_of(rows.byte(half * 2 + 1))};
