@@ -1,5 +1,6 @@
 // Runs of rows over tiles of weights. Included by what multiplies with some instruction set, which has its own TILE rows of weights:
 //   ROWS(first, stride, width, next)   rows of `width` bytes that are `stride` bytes apart, before others that are `next` bytes further on
+// and, before this file, `constexpr size_t kvg::STREAM`: how many bytes of rows it reads one after the other.
 // Its fetch(offset) brings what is at this offset of all rows nearer. Functions that only do such a thing are always in line: GCC takes them
 // for functions without effects, and leaves calls out.
 #include <algorithm>
@@ -15,8 +16,7 @@ namespace kvg {
 namespace {
 
 constexpr uint32_t TILE = PRODUCT_TILE;
-constexpr uint32_t MANY = 128;  // rows at a time, whose sums stay in L1
-constexpr size_t STREAM = 4700; // bytes of rows that are read one after the other: about a page
+constexpr uint32_t MANY = 128; // rows at a time, whose sums stay in L1
 
 using sums = float[TILE]; // of one row with each row of weights
 
