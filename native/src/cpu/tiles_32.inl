@@ -147,9 +147,10 @@ template <class W> struct piece {
         numbers(b, g, [&](uint32_t j, words four) __attribute__((always_inline)) { to.numbers[j] = FORM::store(four); });
         to.scales = scales(b, g);
     }
+    // Not of small blocks: they are read slowly enough for what the CPU fetches by itself. SmolLM2 in Q4_1 decodes 10 % faster so on Zen 3,
+    // Q8_0 4 % slower.
     [[gnu::always_inline]] void fetch(uint32_t b) const {
-        constexpr uint32_t blocks_of_line = W::BYTES > 32 ? 1 : 64 / W::BYTES;
-        if (b % blocks_of_line == 0) {
+        if constexpr (W::BYTES > 32) {
             rows.fetch_behind<1>((first + b) * W::BYTES);
         }
     }
