@@ -34,14 +34,13 @@ inline bool meet_in_cache(size_t stride) {
     return stride / 64 % (LINES / 4) == 0;
 }
 
-// multiply(weights, rows, n_rows, out) adds what up to MANY rows give with a tile.
+// Up to MANY rows. multiply(weights, rows, n_rows, out) adds what they give with a tile.
 //
 // A CPU fetches streams of memory by itself, but one of each page: 16 neighbours of some hundred bytes are none. So rows of a tile are apart.
 // Each begins a stream of rows, and the tiles that follow go on in it. by_streams: not where a tile's rows are read one by one
 template <class ROWS, class F> class tiles {
 public:
-    tiles(const product_job & job, size_t stride, bool by_streams, F multiply)
-        : job_(job), stride_(stride), by_streams_(by_streams), multiply_(multiply) {}
+    tiles(const product_job & job, bool by_streams, F multiply) : job_(job), by_streams_(by_streams), multiply_(multiply) {}
 
     void run(uint32_t begin, uint32_t end) {
         const uint32_t last = job_.n_out < end * TILE ? job_.n_out : end * TILE;
@@ -101,30 +100,34 @@ private:
         }
     }
     void tile(const ROWS & weights, const outputs & to) {
-        for (uint32_t r = 0; r < job_.n_rows; r += MANY) {
-            const uint32_t n_rows = job_.n_rows - r < MANY ? job_.n_rows - r : MANY;
-            std::memset(sums_, 0, n_rows * sizeof(sums));
-            multiply_(weights, job_.rows + r * stride_, n_rows, sums_);
-            for (uint32_t i = 0; i < n_rows; ++i) {
-                float * out = job_.out + size_t{r + i} * job_.n_out + to.first;
-                for (uint32_t k = 0; k < to.n; ++k) {
-                    out[size_t{k} * to.apart] = sums_[i][to.skipped + k];
-                }
+        std::memset(sums_, 0, job_.n_rows * sizeof(sums));
+        multiply_(weights, job_.rows, job_.n_rows, sums_);
+        for (uint32_t r = 0; r < job_.n_rows; ++r) {
+            float * out = job_.out + size_t{r} * job_.n_out + to.first;
+            for (uint32_t k = 0; k < to.n; ++k) {
+                out[size_t{k} * to.apart] = sums_[r][to.skipped + k];
             }
         }
     }
 
     alignas(64) sums sums_[MANY];
     const product_job & job_;
-    size_t stride_; // of rounded rows
     bool by_streams_;
     F multiply_;
 };
 
+// MANY rows at a time with all tiles, so that rows stay in L2. More of them take so long that streams don't matter, and a row's results lie
+// in fewer lines of memory without.
 template <class ROWS, class F>
 inline void run_tiles(const product_job & job, uint32_t begin, uint32_t end, size_t stride, F multiply,
                       bool by_streams = true) {
-    tiles<ROWS, F>(job, stride, by_streams, multiply).run(begin, end);
+    for (uint32_t r = 0; r < job.n_rows; r += MANY) {
+        product_job some = job;
+        some.rows += r * stride;
+        some.out += size_t{r} * job.n_out;
+        some.n_rows = std::min(job.n_rows - r, MANY);
+        tiles<ROWS, F>(some, by_streams && job.n_rows <= MANY, multiply).run(begin, end);
+    }
 }
 
 } // namespace
