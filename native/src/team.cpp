@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <exception>
 #include <thread>
 
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sys/syscall.h>
@@ -26,6 +28,7 @@ constexpr int PAUSES = 16;              // between two looks at the clock, a thi
 constexpr microseconds QUIET_SPIN{500}; // for as long as anybody spins on a quiet machine: a step follows a step within this
 constexpr microseconds BUSY_SPIN{5};    // where CPUs were taken away
 constexpr microseconds TAKEN_AWAY{200}; // between two looks at the clock: this thread didn't run
+constexpr int64_t MUCH_LOST = 20;       // a twentieth of the time
 constexpr std::chrono::milliseconds STAYS_BUSY{100};
 
 std::atomic<int64_t> busy_until{0}; // of clock
@@ -46,6 +49,32 @@ void pause() {
 #endif
 }
 
+// How long this thread has waited for a CPU since it began, in nanoseconds; 0 where the system doesn't tell. Takes some microseconds.
+int64_t waited_for_cpu() {
+    const int file = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+    if (file < 0) {
+        return 0;
+    }
+    char text[64];
+    const ssize_t n = read(file, text, sizeof(text) - 1);
+    close(file);
+    text[std::max<ssize_t>(n, 0)] = 0;
+    long long ran = 0;
+    long long waited = 0;
+    return std::sscanf(text, "%lld %lld", &ran, &waited) == 2 ? waited : 0;
+}
+
+// Whether others had this thread's CPU for a part of the time since it last asked. A thread that loses its CPU does so at work, mostly.
+bool lost_its_cpu(clock::time_point now) {
+    static thread_local clock::time_point asked = now;
+    static thread_local int64_t waited_then = 0;
+    const int64_t waited = waited_for_cpu();
+    const bool has = now > asked && (waited - waited_then) * MUCH_LOST > count(now) - count(asked);
+    asked = now;
+    waited_then = waited;
+    return has;
+}
+
 // Until `done`, or for as long as spinning is worth it: whether it is done.
 template <class F> bool spin(F done) {
     const clock::time_point begin = clock::now();
@@ -62,7 +91,11 @@ template <class F> bool spin(F done) {
             busy_until = count(now + STAYS_BUSY);
         }
         before = now;
-        if (now - begin > (count(now) < busy_until ? BUSY_SPIN : QUIET_SPIN)) {
+        const bool is_busy = count(now) < busy_until;
+        if (now - begin > (is_busy ? BUSY_SPIN : QUIET_SPIN)) {
+            if (!is_busy && lost_its_cpu(now)) {
+                busy_until = count(now + STAYS_BUSY);
+            }
             return done();
         }
     }
