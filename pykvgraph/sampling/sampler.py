@@ -17,6 +17,7 @@ from pykvgraph._native.handles import Handle
 from pykvgraph.checks import INT32_MAX, Integers, instance, integer, integers, shown
 from pykvgraph.errors import InvalidArgumentError, KVGraphError, NotCopied
 from pykvgraph.model.tokenizer import Tokenizer
+from pykvgraph.params.biases import Biases
 from pykvgraph.params.params import MAX_SEED, SamplingParams, ThoughtLimit, params_of
 from pykvgraph.sampling.chain import (
     has_dry,
@@ -137,6 +138,8 @@ class Sampler(NotCopied):
         self._tokenizer = tokenizer
         self._seed = _random_seed() if params.seed is None else params.seed
         self._takes_best = is_plainly_greedy(params)
+        # whether it is the likeliest behind logit_bias, and nothing else counts
+        self._takes_best_biased = is_greedy(params) and not (n_remembered(params) or has_grammar(params))
         self._thoughts = self._new_thoughts()
         # whether nobody but the likeliest token is ever chosen
         self.greedy = self._takes_best and self._thoughts is None
@@ -246,10 +249,25 @@ class Sampler(NotCopied):
 
     def _draw(self, logits: npt.NDArray[np.float32], due: int | None) -> int | None:
         """None: no token may be said; due: the only one that may."""
+        if self._takes_best_biased and due is None:
+            return self._best_biased(logits)
         if self._grammar is not None and self._tokenizer is not None:
             logits = logits[: self._tokenizer.n_vocab]  # a model may have more rows
         chain = self._chain or self._new_chain(len(logits))
         return chain.call(self._apply, logits, due)
+
+    def _best_biased(self, logits: npt.NDArray[np.float32]) -> int | None:
+        """The likeliest token behind logit_bias, the lowest id among equals; None: none is possible.
+
+        libllama's chain takes a list of all candidates: for 49,152 tokens 0.55 ms, this 0.04.
+        """
+        assert isinstance(self._params.logit_bias, Biases)
+        native = self._params.logit_bias.native
+        native = native[native["token"] < len(logits)]
+        biased = logits.astype(np.float32)  # a copy
+        biased[native["token"]] += native["bias"]
+        best = int(biased.argmax())
+        return None if biased[best] == -math.inf else best
 
     def copy(self) -> Sampler:
         """Another one, which goes on as this one does, with its random numbers and its memory of tokens."""

@@ -22,6 +22,30 @@ def test_greedy_takes_the_first_of_the_largest(logits: Any) -> None:
     assert Sampler().sample(logits) == max(range(len(logits)), key=lambda i: (logits[i], -i))
 
 
+@given(
+    rows,
+    st.dictionaries(st.integers(0, 60), st.floats(-200, 200, width=32) | st.just(-math.inf), min_size=1),
+)
+def test_greedy_behind_a_logit_bias(logits: Any, biases: dict[int, float]) -> None:
+    """The first of the largest sums in float32; biases of tokens that there aren't change nothing."""
+    before = logits.copy()
+    sums = [logits[i] + np.float32(biases.get(i, 0.0)) for i in range(len(logits))]
+    sampler = Sampler(logit_bias=biases)
+    if max(sums) == -math.inf:
+        with pytest.raises(InvalidArgumentError, match="no token may follow"):
+            sampler.sample(logits)
+    else:
+        assert sampler.sample(logits) == max(range(len(logits)), key=lambda i: (sums[i], -i))
+    assert np.array_equal(logits, before)  # they are views of the context's
+
+
+@given(rows, st.dictionaries(st.integers(0, 49), st.floats(-200, 200, width=32), min_size=1))
+def test_a_logit_bias_is_libllama_s(logits: Any, biases: dict[int, float]) -> None:
+    """A penalty of nothing said so far changes no logit, but is applied by libllama's chain."""
+    chain = Sampler(logit_bias=biases, presence_penalty=1.0)
+    assert Sampler(logit_bias=biases).sample(logits) == chain.sample(logits)
+
+
 @pytest.mark.parametrize(
     "logits",
     [
