@@ -30,8 +30,9 @@ from pykvgraph.tiers.options import Tiers
 from pykvgraph.tiers.rows import Saver
 from pykvgraph.tiers.store import Store
 
-_ENOUGH_ON_CPU = 64  # tokens of prompts; in steps of 512 each takes as long (docs/many-requests.md)
-_LEAST_ON_CPU = 16  # in steps of so many each takes a quarter longer
+_ENOUGH_ON_CPU = 36  # tokens of prompts; in larger steps each takes as long (docs/many-requests.md)
+_LEAST_ON_CPU = 16  # each takes as long, but answers have more steps beside them
+_SPACING_ON_CPU = 64  # tokens: two blocks
 _GRAMMAR_IDLE = 0.005  # between two looks, when there is nothing else to do
 
 
@@ -95,7 +96,7 @@ class Stepper:
             self._readings,
             self._fetches,
             # devices lose too much in small chunks
-            spacing=_ENOUGH_ON_CPU if on_cpu and not running_set.block_points.are_kept else 0,
+            spacing=_SPACING_ON_CPU if on_cpu and not running_set.block_points.are_kept else 0,
             reuse=reuse,
             counts=counts,
             compressed=self._compressed,

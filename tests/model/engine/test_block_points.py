@@ -65,7 +65,7 @@ def test_they_take_no_cells_that_others_need(model: kvg.Model, monkeypatch: pyte
     monkeypatch.setattr(kvg.Context, "decode_rows", noted)
     texts = [ids_of(model, 300, n) for n in range(12)]
     prompts = [text + text[:100] for text in texts]
-    params = kvg.SamplingParams(max_tokens=24)
+    params = kvg.SamplingParams(max_tokens=48)
     with kvg.Engine(
         model, n_ctx=8192, n_seq_max=4, n_batch=64, draft="ngram", background=False, **F32
     ) as engine:

@@ -18,6 +18,7 @@ from support.recurrent import MAMBA2
 from support.soak import F32, are_likeliest
 
 import pykvgraph as kvg
+from pykvgraph.engine.token_budget import TokenBudget
 
 DENSE, WINDOWED, _ = KINDS
 SPECS = [*KINDS, MAMBA2]
@@ -112,6 +113,28 @@ def test_beside_others_a_step_on_a_device_leaves_a_resume_point(
         assert not talker.done
     assert found[1].n_cached == (192 if model.arch != DENSE.arch else 200)
     assert all(are_likeliest(model, p, each.tokens) for p, each in zip(prompts, found, strict=True))
+
+
+@pytest.mark.skipif(not where.is_cpu(), reason="on a device prompts get a quarter of a batch")
+def test_beside_answers_prompts_get_36_tokens_a_step(
+    model: kvg.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer says a token in each of them; a step ends where a state is kept, at every 64th token."""
+    monkeypatch.setattr(TokenBudget, "learn", lambda *args: None)  # a busy machine would get fewer
+    with kvg.Engine(model, n_ctx=1024, n_seq_max=2, background=False) as engine:
+        talker = engine.submit(ids_of(model, 200, 14), kvg.SamplingParams(max_tokens=40))
+        while engine.stats().decoded_tokens < 200:
+            engine.step()
+        reader, parts = engine.submit(ids_of(model, 100, 15), READ), []
+        while not reader.done:
+            before = engine.stats().decoded_tokens
+            engine.step()
+            parts.append(engine.stats().decoded_tokens - before - 1)
+        assert not talker.done
+        keeps_states = any(group.kind == "state" for group in engine.context.kv.groups)
+    assert parts[:2] == ([36, 64 - 36] if keeps_states else [36, 36])
+    assert sum(parts) == 100
+    assert max(parts) == 36
 
 
 def test_without_the_index_nothing_is_shared(model: kvg.Model) -> None:
