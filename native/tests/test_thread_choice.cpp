@@ -125,6 +125,20 @@ TEST_CASE("long steps that only look busy: a trial is one of eight at most") {
     CHECK(m.n_steps > 0.88 * 600 / (512 * 0.02));
 }
 
+TEST_CASE("the first steps are no trials: one of a long prompt would last twice as long, and there may be no more") {
+    thread_choice choice(2);
+    machine m{choice};
+    const double step = 512 * 0.001;
+    m.run(
+        8 * step, BUSY,
+        [](int n) {
+            CHECK(n == 2);
+            return 0.001;
+        },
+        512);
+    CHECK(m.n_steps >= 8);
+}
+
 TEST_CASE("one token and several are told apart") {
     thread_choices all(1, 4);
     CHECK(all.of(1).next(0) == 1);
