@@ -27,6 +27,7 @@ KEPT = (
     ".ssm_norm",
     ".shortconv.conv",
     "token_types",
+    "ffn_gate_inp.weight",
 )
 # the first with some matrices in Q6_K, as people have it
 K_QUANTS = {
