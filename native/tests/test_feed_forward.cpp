@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -138,6 +139,35 @@ TEST_CASE("rows are added up with their weights, any columns of them") {
                     CHECK((begin == 0 || some[begin - 1] == -1.0f));
                     CHECK(some[end] == -1.0f);
                 }
+            }
+        }
+    });
+}
+
+TEST_CASE("what a router gives is F64's, and depends on no other row and no other output, to the last bit") {
+    for_each_kernel([](const feed_forward_kernel & kernel) {
+        for (const auto & [n_in, n_out, n_rows] : {std::array<uint32_t, 3>{16, 3, 1}, {48, 32, 2}, {512, 37, 35}}) {
+            CAPTURE(n_out);
+            const size_t stride = n_in + 5;
+            const std::vector<float> weights = random_floats(size_t{n_in} * n_out, 1.0f, 1);
+            const std::vector<float> bias = random_floats(n_out, 1.0f, 2);
+            const std::vector<float> x = random_floats(stride * n_rows, 1.0f, 3);
+            std::vector<float> all(size_t{n_out} * n_rows);
+            kernel.route({weights.data(), bias.data(), x.data(), stride, all.data(), n_in, n_out, n_rows}, 0, n_out);
+            for (uint32_t r = 0; r < n_rows; ++r) {
+                for (uint32_t o = 0; o < n_out; ++o) {
+                    double sum = bias[o];
+                    for (uint32_t i = 0; i < n_in; ++i) {
+                        sum += double{weights[size_t{o} * n_in + i]} * x[r * stride + i];
+                    }
+                    CHECK(all[size_t{r} * n_out + o] == doctest::Approx(sum).epsilon(1e-4).scale(std::sqrt(n_in)));
+                }
+                std::vector<float> alone(n_out, 1e9f);
+                const routed_rows row = {weights.data(), bias.data(), &x[r * stride], stride, alone.data(), n_in, n_out, 1};
+                kernel.route(row, 0, n_out / 3);
+                CHECK(alone[n_out / 3] == 1e9f); // the outputs behind are another thread's
+                kernel.route(row, n_out / 3, n_out);
+                CHECK(same(alone.data(), &all[size_t{r} * n_out], n_out));
             }
         }
     });

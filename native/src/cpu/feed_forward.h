@@ -1,6 +1,7 @@
-// Feed-forwards on the CPU, beside their products: what gates let through, and the sum of what experts give.
+// Feed-forwards on the CPU, beside their products: what a router gives each expert, what gates let through, and the sum of what experts give.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace kvg {
@@ -21,7 +22,21 @@ struct weighted_rows {
     uint32_t n_rows;
 };
 
+// Rows of floats, each multiplied with the matrix of a router.
+struct routed_rows {
+    const float * weights; // (n_in, n_out)
+    const float * bias;    // (n_out), or nullptr
+    const float * x;       // (n_in, n_rows)
+    size_t x_stride;       // floats from one row to the next
+    float * out;           // (n_out, n_rows)
+    uint32_t n_in;         // a multiple of 16
+    uint32_t n_out;
+    uint32_t n_rows;
+};
+
 struct feed_forward_kernel {
+    // Outputs [begin, end) of all rows. A number depends on no other row, and on no other output.
+    void (*route)(const routed_rows & job, uint32_t begin, uint32_t end);
     gate_function swiglu;     // silu(gate) * up
     gate_function geglu;      // gelu(gate) * up, by tanh
     gate_function swiglu_oai; // min(gate, limit) * sigmoid(alpha * min(gate, limit)) * (1 + up, clamped)

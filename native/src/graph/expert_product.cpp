@@ -129,18 +129,21 @@ public:
     // sources: the rows, the order; weight, scale and bias; the same of ups, where there is a gate
     expert_work(ggml_tensor * dst, const gate_function * gate)
         : dst_(dst), rows_(dst->src[0]), order_(dst->src[1], rows_->ne[1]), factor_(dst->src + 2), up_(dst->src + 5),
-          gate_(gate), n_out_(static_cast<uint32_t>(dst->ne[0])), n_tiles_((n_out_ + PRODUCT_TILE - 1) / PRODUCT_TILE) {}
+          gate_(gate), n_out_(static_cast<uint32_t>(dst->ne[0])), n_tiles_((n_out_ + PRODUCT_TILE - 1) / PRODUCT_TILE) {
+        for (uint32_t e = 0; e < order_.n_expert; ++e) {
+            total_ += cost(e) * n_tiles_;
+        }
+    }
 
     // How many of PARTS are worth claiming.
     uint32_t least() const {
-        const uint64_t n_pairs = uint64_t{PRODUCT_TILE} * static_cast<uint64_t>(factor_.weight->ne[0]) * total();
+        const uint64_t n_pairs = uint64_t{PRODUCT_TILE} * static_cast<uint64_t>(factor_.weight->ne[0]) * total_;
         return static_cast<uint32_t>(std::min<uint64_t>(PARTS, PARTS * MULTIPLIED_AT_ONCE / n_pairs + 1));
     }
     // Parts [first, last) of PARTS, which cost the same: the tiles that begin there on a line on which all tiles lie.
     void parts(uint64_t first, uint64_t last) const {
-        const uint64_t total = this->total();
-        const uint64_t begin = total * first / PARTS;
-        const uint64_t end = total * last / PARTS;
+        const uint64_t begin = total_ * first / PARTS;
+        const uint64_t end = total_ * last / PARTS;
         uint64_t at = 0;
         for (uint32_t e = 0; e < order_.n_expert && at < end; ++e) {
             const uint64_t cost = this->cost(e);
@@ -155,13 +158,6 @@ public:
     }
 
 private:
-    uint64_t total() const {
-        uint64_t sum = 0;
-        for (uint32_t e = 0; e < order_.n_expert; ++e) {
-            sum += cost(e) * n_tiles_;
-        }
-        return sum;
-    }
     // of a tile
     uint64_t cost(uint32_t expert) const {
         const uint32_t n = order_.count(expert);
@@ -199,6 +195,7 @@ private:
     const gate_function * gate_;
     uint32_t n_out_;
     uint32_t n_tiles_;
+    uint64_t total_ = 0; // of the costs of all tiles
 };
 
 void run_work(ggml_tensor * dst, int ith, int nth, void * gate) {

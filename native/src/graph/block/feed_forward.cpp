@@ -7,13 +7,11 @@
 #include "graph/block/norm.h"
 #include "graph/expert_product.h"
 #include "graph/product.h"
+#include "graph/router.h"
 
 namespace kvg {
 
 namespace {
-
-// A sum of weights is divided by; it is never less than the smallest normal F16.
-constexpr float SMALLEST_SUM = 6.103515625e-5f;
 
 ggml_tensor * activate(builder & b, const feed_forward_spec & spec, ggml_tensor * gate, ggml_tensor * up) {
     switch (spec.activation) {
@@ -89,7 +87,15 @@ ggml_tensor * of_best_groups(builder & b, const feed_forward_spec & spec, ggml_t
 
 choice choose(builder & b, const feed_forward_spec & spec, const role_tensors & w, ggml_tensor * x) {
     const int64_t n = x->ne[1];
-    ggml_tensor * scores = b.linear(x, w[role::router], nullptr, w[role::router_bias]); // (n_expert, n_tokens)
+    ggml_tensor * router = w[role::router];
+    const bool is_ours = is_routed_here(router, x) && !b.adapts(router);
+    ggml_tensor * scores = is_ours ? called_as(routed(b.ctx(), router, w[role::router_bias], x), router)
+                                   : b.linear(x, router, nullptr, w[role::router_bias]); // (n_expert, n_tokens)
+    if (is_ours && spec.gating != gating_kind::sigmoid && !w[role::expert_choice_bias] && spec.n_group == 0) {
+        ggml_tensor * experts = best_experts(b.ctx(), scores, spec.n_expert_used);
+        ggml_tensor * weights = weights_of_experts(b.ctx(), scores, experts, spec);
+        return {experts, ggml_reshape_3d(b.ctx(), weights, 1, spec.n_expert_used, n)};
+    }
     if (spec.gating == gating_kind::softmax) {
         scores = ggml_soft_max(b.ctx(), scores);
     } else if (spec.gating == gating_kind::sigmoid) {
@@ -104,8 +110,8 @@ choice choose(builder & b, const feed_forward_spec & spec, const role_tensors & 
     if (spec.gating == gating_kind::softmax_of_chosen) {
         weights = ggml_soft_max(b.ctx(), weights);
     } else if (spec.sums_to_1) {
-        ggml_tensor * sum =
-            ggml_clamp(b.ctx(), ggml_sum_rows(b.ctx(), weights), SMALLEST_SUM, std::numeric_limits<float>::infinity());
+        ggml_tensor * sum = ggml_clamp(b.ctx(), ggml_sum_rows(b.ctx(), weights), SMALLEST_SUM_OF_WEIGHTS,
+                                       std::numeric_limits<float>::infinity());
         weights = ggml_div(b.ctx(), weights, sum);
     }
     weights = spec.expert_scale > 0.0f ? ggml_scale(b.ctx(), weights, spec.expert_scale) : weights;
