@@ -78,6 +78,34 @@ GPT_OSS = ArchSpec(
     window=128,
     weights=WeightType.Q8_0,
 )
+# Experts as gpt-oss and Qwen 3 have them, 4 of 32 and 8 of 128: 213 and 207 M parameters. The second is for
+# libllama to quantize.
+EXPERTS_OF_GPT_OSS = ArchSpec(
+    "gpt-oss",
+    n_layer=8,
+    n_embd=512,
+    n_head=16,
+    n_head_kv=4,
+    head_dim=64,
+    n_ff=512,
+    n_expert=32,
+    n_expert_used=4,
+    window=128,
+    weights=WeightType.Q8_0,
+    expert_weights=WeightType.MXFP4,
+)
+EXPERTS_OF_QWEN3 = ArchSpec(
+    "qwen3moe",
+    n_layer=4,
+    n_embd=512,
+    n_head=8,
+    n_head_kv=2,
+    head_dim=128,
+    n_ff=256,
+    n_expert=128,
+    n_expert_used=8,
+    weights=WeightType.F16,
+)
 QWEN35 = ArchSpec(
     "qwen35",
     n_layer=12,

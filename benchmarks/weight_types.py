@@ -22,9 +22,10 @@ import gguf
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
-from shapes import BY_TOKEN, ROOT, SMALL, machine
+from shapes import BY_TOKEN, EXPERTS_OF_GPT_OSS, EXPERTS_OF_QWEN3, ROOT, SMALL, machine, written
 from speed import measure
-from support.models import ModelSpec, WeightType, write_model  # shapes has told where
+from support.architectures import ArchSpec  # shapes has told where
+from support.models import ModelSpec, WeightType
 
 SOURCE = ModelSpec(weights=WeightType.F16, **{**SMALL, "n_layer": 10})
 TYPES = (
@@ -47,6 +48,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=ROOT / "build" / "models", help="folder of the models")
     parser.add_argument("--only", nargs="*", choices=TYPES, default=TYPES, help="types (default: all)")
     parser.add_argument("--also", nargs="+", type=Path, default=[], metavar="GGUF", help="other files")
+    parser.add_argument("--experts", action="store_true", help="also two models with experts, of some 200 M")
     parser.add_argument("--vs", action="append", default=[], help="also a llama-bench, as of pykvgraph bench")
     parser.add_argument("-r", type=int, default=3, help="repetitions (default: 3)")
     parser.add_argument(
@@ -58,6 +60,11 @@ def main() -> None:
         return
     args.models.mkdir(parents=True, exist_ok=True)
     files = {name: quantized(name, args.models) for name in args.only}
+    if args.experts:
+        files |= {
+            "experts-MXFP4": written(EXPERTS_OF_GPT_OSS, args.models),
+            "experts-Q4_K": quantized("Q4_K", args.models, EXPERTS_OF_QWEN3),
+        }
     files |= {path.stem: path.resolve() for path in args.also}
     words = np.ones(N_READ // 8, np.uint64)
     report: dict[str, Any] = {"machine": machine(), "runs": []}
@@ -72,9 +79,9 @@ def main() -> None:
     print(args.json)
 
 
-def quantized(name: str, directory: Path) -> Path:
+def quantized(name: str, directory: Path, spec: ModelSpec | ArchSpec = SOURCE) -> Path:
     """The model in this type, written on first use."""
-    source = write_model(SOURCE, directory)
+    source = written(spec, directory)
     if name == "F16":
         return source
     target = directory / f"{source.stem}-{name}.gguf"
@@ -89,12 +96,16 @@ def quantized(name: str, directory: Path) -> Path:
 
 
 def read_by_token(path: Path) -> int:
-    """Bytes of the weights that each token reads: all but rows that are looked up."""
-    tensors = gguf.GGUFReader(path).tensors
-    is_tied = all(tensor.name != "output.weight" for tensor in tensors)
+    """Bytes of the weights that each token reads: without rows that are looked up and other experts."""
+    reader = gguf.GGUFReader(path)
+    is_tied = all(tensor.name != "output.weight" for tensor in reader.tensors)
+    counts = {
+        key.split(".")[-1]: field.contents() for key, field in reader.fields.items() if ".expert_" in key
+    }
+    share = counts["expert_used_count"] / counts["expert_count"] if counts else 1.0
     return sum(
-        int(tensor.n_bytes)
-        for tensor in tensors
+        round(int(tensor.n_bytes) * (share if "_exps" in tensor.name else 1.0))
+        for tensor in reader.tensors
         if tensor.name not in BY_TOKEN or tensor.name == "output.weight" or is_tied
     )
 
