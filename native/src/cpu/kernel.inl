@@ -307,12 +307,13 @@ softmax_parts softmax(const float * x, uint32_t n) {
 } // namespace
 
 extern const cpu_kernels kernels;
-const cpu_kernels kernels = {KVG_ISA_NAME,
-                             LANES,
-                             {run, merge, softmax},
-                             {row_to_floats, floats_to_row, rotate_heads, mix_heads},
-                             {convolve, recall, to_unit, pass_gate, recall_by_chunks},
-                             {route_rows, apply_gate<swiglu_gate>, apply_gate<geglu_gate>, apply_gate<swiglu_oai_gate>, sum_rows}};
+const cpu_kernels kernels = {
+    KVG_ISA_NAME,
+    LANES,
+    {run, merge, softmax},
+    {row_to_floats, floats_to_row, rotate_heads, mix_heads},
+    {convolve, recall, to_unit, pass_gate, recall_by_chunks},
+    {route_rows, apply_gate<swiglu_gate>, apply_gate<geglu_gate>, apply_gate<swiglu_oai_gate>, sum_rows}};
 
 } // namespace KVG_ISA
 } // namespace kvg
