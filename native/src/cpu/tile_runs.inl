@@ -1,9 +1,6 @@
 // Runs of rows over tiles of weights. Included by what multiplies with some instruction set, which has its own TILE rows of weights:
 //   ROWS(first, stride, width, next)   rows of `width` bytes that are `stride` bytes apart, before others that are `next` bytes further on
-// and, before this file, in namespace kvg
-//   size_t STREAM           how many bytes of rows it reads one after the other,
-//   uint32_t STREAMED_ROWS  with up to so many rows of floats: more take so long that streams don't matter, and results of a row lie in fewer
-//                           lines of memory without
+// and, before this file, `constexpr size_t kvg::STREAM`: how many bytes of rows it reads one after the other.
 // Its fetch(offset) brings what is at this offset of all rows nearer. Functions that only do such a thing are always in line: GCC takes them
 // for functions without effects, and leaves calls out.
 #include <algorithm>
@@ -119,7 +116,8 @@ private:
     F multiply_;
 };
 
-// MANY rows at a time with all tiles, so that rows stay in L2.
+// MANY rows at a time with all tiles, so that rows stay in L2. More of them take so long that streams don't matter, and a row's results lie
+// in fewer lines of memory without.
 template <class ROWS, class F>
 inline void run_tiles(const product_job & job, uint32_t begin, uint32_t end, size_t stride, F multiply,
                       bool by_streams = true) {
@@ -128,7 +126,7 @@ inline void run_tiles(const product_job & job, uint32_t begin, uint32_t end, siz
         some.rows += r * stride;
         some.out += size_t{r} * job.n_out;
         some.n_rows = std::min(job.n_rows - r, MANY);
-        tiles<ROWS, F>(some, by_streams && job.n_rows <= STREAMED_ROWS, multiply).run(begin, end);
+        tiles<ROWS, F>(some, by_streams && job.n_rows <= MANY, multiply).run(begin, end);
     }
 }
 
