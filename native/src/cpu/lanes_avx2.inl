@@ -146,6 +146,8 @@ struct plain_form {
 
 // Bytes with signs, whose sums are integers at once
 struct signed_form {
+    static constexpr uint32_t MOST_ROWS = 6;
+    static constexpr uint32_t MOST_GROUPS = 1;
     static constexpr bool RAISED = false;
     typedef words stored;
     typedef shorts sum;
@@ -159,7 +161,8 @@ struct signed_form {
     static ints scaled(const sum & of, factors by) { return times(of, by); }
 };
 
-// Bytes with signs, in halves of 4 bits whose sums fit into 16 bits for longer: where many rows are multiplied by them
+// Bytes with signs, in halves of 4 bits whose sums fit into 16 bits for longer: where many rows are multiplied by them. On Zen 3 this is 6 %
+// faster with Q8_0 than signed_form, and 19 % slower with IQ4_XS, whose integer scales make sums of 32 bits.
 struct split_form {
     static constexpr uint32_t MOST_ROWS = 5;
     static constexpr uint32_t MOST_GROUPS = 1;
@@ -188,7 +191,10 @@ struct split_form {
 };
 
 template <class W> using form_of_one = std::conditional_t<W::SIGNED, signed_form, plain_form>;
-template <class W> using form_of_many = std::conditional_t<W::SIGNED, split_form, plain_form>;
+template <class W, class = void> constexpr bool HAS_INTEGER_SCALES = false;
+template <class W> constexpr bool HAS_INTEGER_SCALES<W, decltype(W::PER_SCALE, void())> = true;
+template <class W> using signed_form_of_many = std::conditional_t<HAS_INTEGER_SCALES<W>, signed_form, split_form>;
+template <class W> using form_of_many = std::conditional_t<W::SIGNED, signed_form_of_many<W>, plain_form>;
 
 inline factors once() { return all(0x00010001u); }
 
