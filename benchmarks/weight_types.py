@@ -102,7 +102,8 @@ def read_by_token(path: Path) -> int:
     counts = {
         key.split(".")[-1]: field.contents() for key, field in reader.fields.items() if ".expert_" in key
     }
-    share = counts["expert_used_count"] / counts["expert_count"] if counts else 1.0
+    n_expert = counts.get("expert_count", 0)
+    share = counts["expert_used_count"] / n_expert if n_expert else 1.0
     return sum(
         round(int(tensor.n_bytes) * (share if "_exps" in tensor.name else 1.0))
         for tensor in reader.tensors

@@ -28,7 +28,7 @@ constexpr int PAUSES = 16;              // between two looks at the clock, a thi
 constexpr microseconds QUIET_SPIN{500}; // for as long as anybody spins on a quiet machine: a step follows a step within this
 constexpr microseconds BUSY_SPIN{5};    // where CPUs were taken away
 constexpr microseconds TAKEN_AWAY{200}; // between two looks at the clock: this thread didn't run
-constexpr int64_t MUCH_LOST = 20;       // a twentieth of the time
+constexpr int64_t ONE_LOST_OF = 20;     // parts of the time
 constexpr std::chrono::milliseconds STAYS_BUSY{100};
 
 std::atomic<int64_t> busy_until{0}; // of clock
@@ -49,11 +49,11 @@ void pause() {
 #endif
 }
 
-// How long this thread has waited for a CPU since it began, in nanoseconds; 0 where the system doesn't tell. Takes some microseconds.
+// How long this thread has waited for a CPU since it began, in nanoseconds; -1 where the system doesn't tell. Takes some microseconds.
 int64_t waited_for_cpu() {
     const int file = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
     if (file < 0) {
-        return 0;
+        return -1;
     }
     char text[64];
     const ssize_t n = read(file, text, sizeof(text) - 1);
@@ -61,7 +61,7 @@ int64_t waited_for_cpu() {
     text[std::max<ssize_t>(n, 0)] = 0;
     long long ran = 0;
     long long waited = 0;
-    return std::sscanf(text, "%lld %lld", &ran, &waited) == 2 ? waited : 0;
+    return std::sscanf(text, "%lld %lld", &ran, &waited) == 2 ? waited : -1;
 }
 
 // Whether others had this thread's CPU for a part of the time since it last asked. A thread that loses its CPU does so at work, mostly.
@@ -69,7 +69,10 @@ bool lost_its_cpu(clock::time_point now) {
     static thread_local clock::time_point asked = now;
     static thread_local int64_t waited_then = 0;
     const int64_t waited = waited_for_cpu();
-    const bool has = now > asked && (waited - waited_then) * MUCH_LOST > count(now) - count(asked);
+    if (waited < 0) {
+        return false;
+    }
+    const bool has = now > asked && (waited - waited_then) * ONE_LOST_OF > count(now) - count(asked);
     asked = now;
     waited_then = waited;
     return has;

@@ -163,7 +163,7 @@ TEST_CASE("what a router gives is F64's, and depends on no other row and no othe
                     CHECK(all[size_t{r} * n_out + o] == doctest::Approx(sum).epsilon(1e-4).scale(std::sqrt(n_in)));
                 }
                 std::vector<float> alone(n_out, 1e9f);
-                const routed_rows row = {weights.data(), bias.data(), &x[r * stride], stride, alone.data(), n_in, n_out, 1};
+                const route_job row = {weights.data(), bias.data(), &x[r * stride], stride, alone.data(), n_in, n_out, 1};
                 kernel.route(row, 0, n_out / 3);
                 CHECK(alone[n_out / 3] == 1e9f); // the outputs behind are another thread's
                 kernel.route(row, n_out / 3, n_out);

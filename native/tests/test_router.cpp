@@ -50,13 +50,13 @@ struct router {
         ggml_tensor * weight = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, N_IN, n_expert);
         ggml_tensor * added = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, n_expert);
         ggml_tensor * rows = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, N_IN, n);
-        ggml_tensor * scores = routed(ctx.get(), weight, added, rows);
+        ggml_tensor * scores = expert_scores(ctx.get(), weight, added, rows);
         ggml_tensor * experts = best_experts(ctx.get(), scores, spec.n_expert_used);
         ggml_tensor * weights = weights_of_experts(ctx.get(), scores, experts, spec);
         ggml_cgraph * graph = ggml_new_graph(ctx.get());
         ggml_build_forward_expand(graph, weights);
         const ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), here.cpu()));
-        CHECK(is_routed_here(weight, rows));
+        CHECK(is_router_here(weight, rows));
         ggml_backend_tensor_set(weight, matrix.data(), 0, ggml_nbytes(weight));
         ggml_backend_tensor_set(added, bias.data(), 0, ggml_nbytes(added));
         ggml_backend_tensor_set(rows, x.data(), 0, ggml_nbytes(rows));

@@ -31,8 +31,8 @@ from pykvgraph.tiers.rows import Saver
 from pykvgraph.tiers.store import Store
 
 _ENOUGH_ON_CPU = 36  # tokens of prompts; in larger steps each takes as long (docs/many-requests.md)
-_LEAST_ON_CPU = 16  # each takes as long, but answers have more steps beside them
-_SPACING_ON_CPU = 64  # tokens: two blocks
+_LEAST_ON_CPU = 16  # however long such a step lasts
+_SPACING_ON_CPU = 64  # tokens from one point where a text may go on to the next: two blocks
 _GRAMMAR_IDLE = 0.005  # between two looks, when there is nothing else to do
 
 

@@ -264,8 +264,10 @@ class Sampler(NotCopied):
         assert isinstance(self._params.logit_bias, Biases)
         native = self._params.logit_bias.native
         native = native[native["token"] < len(logits)]
-        biased = logits.astype(np.float32)  # a copy
-        biased[native["token"]] += native["bias"]
+        with np.errstate(over="ignore", invalid="ignore"):  # of F64 beyond F32
+            biased = logits.astype(np.float32)  # a copy
+            biased[native["token"]] += native["bias"]
+        biased[native["token"][native["bias"] == -math.inf]] = -math.inf
         best = int(biased.argmax())
         return None if biased[best] == -math.inf else best
 

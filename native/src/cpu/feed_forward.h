@@ -23,7 +23,7 @@ struct weighted_rows {
 };
 
 // Rows of floats, each multiplied with the matrix of a router.
-struct routed_rows {
+struct route_job {
     const float * weights; // (n_in, n_out)
     const float * bias;    // (n_out), or nullptr
     const float * x;       // (n_in, n_rows)
@@ -36,7 +36,7 @@ struct routed_rows {
 
 struct feed_forward_kernel {
     // Outputs [begin, end) of all rows. A number depends on no other row, and on no other output.
-    void (*route)(const routed_rows & job, uint32_t begin, uint32_t end);
+    void (*route)(const route_job & job, uint32_t begin, uint32_t end);
     gate_function swiglu;     // silu(gate) * up
     gate_function geglu;      // gelu(gate) * up, by tanh
     gate_function swiglu_oai; // min(gate, limit) * sigmoid(alpha * min(gate, limit)) * (1 + up, clamped)

@@ -49,7 +49,7 @@ void sum_rows(const weighted_rows & rows, float * out, uint32_t begin, uint32_t 
 }
 
 // E outputs from `first` on of R rows. Each is a sum of its own, in the order of its numbers. end: the outputs behind aren't written
-template <uint32_t E, uint32_t R> inline void route_block(const routed_rows & job, uint32_t row, uint32_t first, uint32_t end) {
+template <uint32_t E, uint32_t R> inline void route_block(const route_job & job, uint32_t row, uint32_t first, uint32_t end) {
     const float * weights[E];
     for (uint32_t e = 0; e < E; ++e) {
         weights[e] = job.weights + size_t{min_of(first + e, end - 1)} * job.n_in;
@@ -77,7 +77,7 @@ template <uint32_t E, uint32_t R> inline void route_block(const routed_rows & jo
     }
 }
 
-void route_rows(const routed_rows & job, uint32_t begin, uint32_t end) {
+void route_rows(const route_job & job, uint32_t begin, uint32_t end) {
     constexpr uint32_t ROWS = 16; // at a time, which stay in L1 or L2
     for (uint32_t from = 0; from < job.n_rows; from += ROWS) {
         const uint32_t to = min_of(from + ROWS, job.n_rows);

@@ -17,7 +17,8 @@ inline words as_words(__m256i v) { return reinterpret_cast<words>(v); }
 inline ints as_ints(__m256i v) { return reinterpret_cast<ints>(v); }
 
 inline floats fused(floats a, floats b, floats c) { return _mm256_fmadd_ps(a, b, c); }
-// half(i): the one of lane i. They are loaded into lanes, as GCC would take them through general registers, from which one comes a cycle.
+// half(i): the one of lane i. They are loaded into lanes: GCC would take them through general registers, and only one a cycle gets from there
+// into vectors.
 template <class F> inline floats of_halves(F half) {
     __m128i all = _mm_insert_epi16(__m128i{}, half(0), 0);
     all = _mm_insert_epi16(all, half(1), 1);
@@ -162,7 +163,7 @@ struct signed_form {
 };
 
 // Bytes with signs, in halves of 4 bits whose sums fit into 16 bits for longer: where many rows are multiplied by them. On Zen 3 this is 6 %
-// faster with Q8_0 than signed_form, and 19 % slower with IQ4_XS, whose integer scales make sums of 32 bits.
+// faster with Q8_0 than signed_form; IQ4_XS takes 19 % longer than with that, whose integer scales make sums of 32 bits.
 struct split_form {
     static constexpr uint32_t MOST_ROWS = 5;
     static constexpr uint32_t MOST_GROUPS = 1;
@@ -191,9 +192,9 @@ struct split_form {
 };
 
 template <class W> using form_of_one = std::conditional_t<W::SIGNED, signed_form, plain_form>;
-template <class W, class = void> constexpr bool HAS_INTEGER_SCALES = false;
-template <class W> constexpr bool HAS_INTEGER_SCALES<W, decltype(W::PER_SCALE, void())> = true;
-template <class W> using signed_form_of_many = std::conditional_t<HAS_INTEGER_SCALES<W>, signed_form, split_form>;
+template <class W, class = void> constexpr bool IN_256 = false;
+template <class W> constexpr bool IN_256<W, decltype(W::PER_SCALE, void())> = true;
+template <class W> using signed_form_of_many = std::conditional_t<IN_256<W>, signed_form, split_form>;
 template <class W> using form_of_many = std::conditional_t<W::SIGNED, signed_form_of_many<W>, plain_form>;
 
 inline factors once() { return all(0x00010001u); }

@@ -1,4 +1,5 @@
-// Products of few rows of floats with Q4_K, Q5_K, Q6_K and IQ4_XS weights on AVX2. Elsewhere weights are turned first, so that each lane has a row.
+// Products of few rows of floats with Q4_K, Q5_K, Q6_K and IQ4_XS weights on AVX2. Elsewhere weights are turned first, so that each lane has
+// a row.
 // With few rows of floats turning takes longer than the products, and it reads 16 rows of weights at a time, of which a CPU fetches too few
 // ahead. So here each row of weights is multiplied as it lies, one behind the other, and 8 rows' sums are turned at the end. The sums of
 // integers are the same either way, and floats are added in the same order. Included behind types_256.inl.
@@ -162,12 +163,12 @@ template <uint32_t N> struct rows_as_rounded {
     }
 };
 
-// For weights with signs, of which none is -128: sizes of the rows' numbers, as the instruction wants one side without signs, and the numbers,
-// whose signs weights get. Of each 64 the first halves of both 32 come first, as they do in bytes with two weights of 4 bits.
+// For weights with signs, of which none is -128: sizes of the rows' numbers, as the instruction wants one side without signs, and the
+// numbers, whose signs weights get. Of each 64 the first halves of both 32 come first, as they do in bytes with two weights of 4 bits.
 template <uint32_t N> struct rows_for_signs {
     const rounded_rows<rounded_256> & x;
-    alignas(32) uint8_t sizes[N][MOST_BLOCKS<N>][BLOCK];
-    alignas(32) uint8_t numbers[N][MOST_BLOCKS<N>][BLOCK];
+    alignas(32) uint8_t sizes[N][MOST_BLOCKS<N> * BLOCK];
+    alignas(32) uint8_t numbers[N][MOST_BLOCKS<N> * BLOCK];
 
     explicit rows_for_signs(const rounded_rows<rounded_256> & x) : x(x) {}
     void set(uint32_t first, uint32_t end) {
@@ -177,16 +178,16 @@ template <uint32_t N> struct rows_for_signs {
                 const __m256i a = load<__m256i>(from), b = load<__m256i>(from + 32);
                 const __m256i halves[2] = {_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31)};
                 for (uint32_t k = 0; k < 2; ++k) {
-                    store(sizes[n][0] + i + k * 32, _mm256_abs_epi8(halves[k]));
-                    store(numbers[n][0] + i + k * 32, halves[k]);
+                    store(sizes[n] + i + k * 32, _mm256_abs_epi8(halves[k]));
+                    store(numbers[n] + i + k * 32, halves[k]);
                 }
             }
         }
     }
     __m256i pairs(__m256i weights, uint32_t n, uint32_t b, int i) const {
-        const uint32_t place = b % MOST_BLOCKS<N>;
-        return _mm256_maddubs_epi16(load<__m256i>(sizes[n][place] + i),
-                                    _mm256_sign_epi8(weights, load<__m256i>(numbers[n][place] + i)));
+        const uint32_t place = b % MOST_BLOCKS<N> * BLOCK + static_cast<uint32_t>(i);
+        return _mm256_maddubs_epi16(load<__m256i>(sizes[n] + place),
+                                    _mm256_sign_epi8(weights, load<__m256i>(numbers[n] + place)));
     }
 };
 

@@ -34,7 +34,7 @@ inline bool meet_in_cache(size_t stride) {
     return stride / 64 % (LINES / 4) == 0;
 }
 
-// Up to MANY rows. multiply(weights, rows, n_rows, out) adds what they give with a tile.
+// The products of up to MANY rows. multiply(weights, rows, n_rows, out) adds them for a tile.
 //
 // A CPU fetches streams of memory by itself, but one of each page: 16 neighbours of some hundred bytes are none. So rows of a tile are apart.
 // Each begins a stream of rows, and the tiles that follow go on in it. by_streams: not where a tile's rows are read one by one
@@ -116,16 +116,18 @@ private:
     F multiply_;
 };
 
-// MANY rows at a time with all tiles, so that rows stay in L2. More of them take so long that streams don't matter, and a row's results lie
-// in fewer lines of memory without.
+// Up to MANY rows at a time with all tiles, so that rows stay in L2. With more than MANY there are no streams: a row's results lie in fewer
+// lines of memory then.
 template <class ROWS, class F>
 inline void run_tiles(const product_job & job, uint32_t begin, uint32_t end, size_t stride, F multiply,
                       bool by_streams = true) {
-    for (uint32_t r = 0; r < job.n_rows; r += MANY) {
+    const uint32_t n_parts = (job.n_rows + MANY - 1) / MANY;
+    const uint32_t each = n_parts == 0 ? 0 : (job.n_rows + n_parts - 1) / n_parts;
+    for (uint32_t r = 0; r < job.n_rows; r += each) {
         product_job some = job;
         some.rows += r * stride;
         some.out += size_t{r} * job.n_out;
-        some.n_rows = std::min(job.n_rows - r, MANY);
+        some.n_rows = std::min(job.n_rows - r, each);
         tiles<ROWS, F>(some, by_streams && job.n_rows <= MANY, multiply).run(begin, end);
     }
 }

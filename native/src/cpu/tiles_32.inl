@@ -160,7 +160,7 @@ private:
     weight_rows of_pair(uint32_t b, uint32_t g) const { return rows.from((first + b) / 2 * 2 * W::BYTES).group(g); }
 };
 
-// One row, with weights as they are unpacked: a vector is multiplied at once, so that a group's stay in registers.
+// One row, with weights as they are unpacked: a vector is multiplied at once, so that a group's sums stay in registers.
 template <class W> void multiply_one(const piece<W> & weights, const rounded_rows<rounded_32> & x, float * out) {
     using form = form_of_one<W>;
     constexpr uint32_t TOGETHER = vectors_of_sum<W, form>(VECTORS / PARTS<W>);

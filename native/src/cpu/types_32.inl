@@ -33,7 +33,7 @@ template <class F> [[gnu::always_inline]] inline void five_bits(const weight_row
 
 // What nibbles stand for
 template <class F>
-[[gnu::always_inline]] inline void looked_up(const int8_t * table, const weight_rows & rows, size_t offset, F to) {
+[[gnu::always_inline]] inline void looked_up_nibbles(const int8_t * table, const weight_rows & rows, size_t offset, F to) {
     nibbles(rows, offset, [&](uint32_t j, words four) __attribute__((always_inline)) { to(j, looked_up(table, four)); });
 }
 
@@ -114,7 +114,7 @@ struct iq4_nl_weights {
     static constexpr bool HALVES = false;
     static constexpr bool SIGNED = true;
 
-    template <class F> static void numbers(const weight_rows & rows, F to) { looked_up(FOUR_BITS, rows, 2, to); }
+    template <class F> static void numbers(const weight_rows & rows, F to) { looked_up_nibbles(FOUR_BITS, rows, 2, to); }
     static block_scales scales(const weight_rows & rows) { return scales_alone(rows.halves(0)); }
 };
 
@@ -127,7 +127,7 @@ struct mxfp4_weights {
 
     template <class F> static void numbers(const weight_rows & rows, F to) {
         static constexpr int8_t FLOATS[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
-        looked_up(FLOATS, rows, 1, to);
+        looked_up_nibbles(FLOATS, rows, 1, to);
     }
     static block_scales scales(const weight_rows & rows) {
         // 2^(exponent - 127): a float has these bits, except that of 0

@@ -2,12 +2,13 @@
 #include <immintrin.h>
 
 #include <cmath>
+#include <cstddef>
 #include <utility>
 
 namespace kvg {
 namespace {
 constexpr size_t STREAM = 4700; // about a page; measured on Zen 4
-}
+} // namespace
 } // namespace kvg
 
 #include "cpu/tile_runs.inl"

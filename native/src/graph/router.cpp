@@ -16,20 +16,20 @@ const float * floats_of(const ggml_tensor * t, uint32_t row = 0) {
     return reinterpret_cast<const float *>(static_cast<const char *>(t->data) + row * t->nb[1]);
 }
 
-void run_routed(ggml_tensor * dst, int ith, int nth, void *) {
+void run_expert_scores(ggml_tensor * dst, int ith, int nth, void *) {
     const ggml_tensor * weight = dst->src[0];
     const ggml_tensor * x = dst->src[1];
     const ggml_tensor * bias = dst->src[2];
-    const routed_rows job = {floats_of(weight),
-                             bias ? floats_of(bias) : nullptr,
-                             floats_of(x),
-                             x->nb[1] / sizeof(float),
-                             static_cast<float *>(dst->data),
-                             static_cast<uint32_t>(x->ne[0]),
-                             static_cast<uint32_t>(dst->ne[0]),
-                             static_cast<uint32_t>(x->ne[1])};
-    constexpr uint64_t FEWER = 8; // floats are multiplied at a time than bytes are
-    const uint64_t of_output = FEWER * job.n_in * job.n_rows;
+    const route_job job = {floats_of(weight),
+                           bias ? floats_of(bias) : nullptr,
+                           floats_of(x),
+                           x->nb[1] / sizeof(float),
+                           static_cast<float *>(dst->data),
+                           static_cast<uint32_t>(x->ne[0]),
+                           static_cast<uint32_t>(dst->ne[0]),
+                           static_cast<uint32_t>(x->ne[1])};
+    constexpr uint64_t AS_BYTES = 8; // products of bytes take as long as one of floats
+    const uint64_t of_output = AS_BYTES * job.n_in * job.n_rows;
     const auto least = static_cast<uint32_t>(MULTIPLIED_AT_ONCE / of_output + 1);
     share_out(job.n_out, 1, least, ith, nth,
               [&](uint32_t begin, uint32_t end) { kernels_here()[0]->feed_forward.route(job, begin, end); });
@@ -95,16 +95,16 @@ ggml_tensor * custom(ggml_context * ctx, ggml_type type, int64_t ne0, int64_t ne
 
 } // namespace
 
-bool is_routed_here(const ggml_tensor * weight, const ggml_tensor * x) {
+bool is_router_here(const ggml_tensor * weight, const ggml_tensor * x) {
     constexpr int64_t WIDEST = 16; // vectors have at most so many floats
     return weight->type == GGML_TYPE_F32 && ggml_backend_buffer_is_host(weight->buffer) && ggml_is_matrix(weight) &&
            ggml_is_contiguous(weight) && weight->ne[0] % WIDEST == 0 && ggml_is_matrix(x) && x->type == GGML_TYPE_F32 &&
            x->nb[0] == sizeof(float);
 }
 
-ggml_tensor * routed(ggml_context * ctx, ggml_tensor * weight, ggml_tensor * bias, ggml_tensor * x) {
+ggml_tensor * expert_scores(ggml_context * ctx, ggml_tensor * weight, ggml_tensor * bias, ggml_tensor * x) {
     ggml_tensor * args[] = {weight, x, bias};
-    return custom(ctx, GGML_TYPE_F32, weight->ne[1], x->ne[1], args, bias ? 3 : 2, run_routed);
+    return custom(ctx, GGML_TYPE_F32, weight->ne[1], x->ne[1], args, bias ? 3 : 2, run_expert_scores);
 }
 
 ggml_tensor * best_experts(ggml_context * ctx, ggml_tensor * scores, uint32_t n_used) {

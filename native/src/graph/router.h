@@ -8,11 +8,11 @@
 
 namespace kvg {
 
-// Whether routed() multiplies with this matrix: in F32, where the CPU reads it.
+// Whether expert_scores() multiplies with this matrix: in F32, where the CPU reads it.
 // precondition: the weight has a buffer, if only one that says where it would be
-bool is_routed_here(const ggml_tensor * weight, const ggml_tensor * x);
+bool is_router_here(const ggml_tensor * weight, const ggml_tensor * x);
 // weight * x + bias, (n_expert, n_tokens). bias: (n_expert), or nullptr
-ggml_tensor * routed(ggml_context * ctx, ggml_tensor * weight, ggml_tensor * bias, ggml_tensor * x);
+ggml_tensor * expert_scores(ggml_context * ctx, ggml_tensor * weight, ggml_tensor * bias, ggml_tensor * x);
 // Of each token the n_used experts with the highest scores, the best first: I32 (n_used, n_tokens). scores (n_expert, n_tokens)
 ggml_tensor * best_experts(ggml_context * ctx, ggml_tensor * scores, uint32_t n_used);
 // What each chosen expert's result is multiplied by, (n_used, n_tokens): a softmax over the scores of all, or of the chosen.
@@ -20,8 +20,5 @@ ggml_tensor * best_experts(ggml_context * ctx, ggml_tensor * scores, uint32_t n_
 // precondition: spec.gating is softmax or softmax_of_chosen
 ggml_tensor * weights_of_experts(ggml_context * ctx, ggml_tensor * scores, ggml_tensor * experts,
                                  const feed_forward_spec & spec);
-
-// A sum of weights is divided by; it is never less than the smallest normal F16.
-constexpr float SMALLEST_SUM_OF_WEIGHTS = 6.103515625e-5f;
 
 } // namespace kvg

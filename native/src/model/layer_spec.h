@@ -109,6 +109,9 @@ enum class gating_kind {
     sigmoid,           // each by itself
 };
 
+// A sum of weights is divided by; it is never less than the smallest normal F16.
+constexpr float SMALLEST_SUM_OF_WEIGHTS = 6.103515625e-5f;
+
 // What a layer does with each token by itself.
 struct feed_forward_spec {
     activation_kind activation;

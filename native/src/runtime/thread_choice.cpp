@@ -11,8 +11,9 @@ constexpr uint32_t TRIAL_STEPS = 3;  // of one token; one of more tokens
 constexpr double BETTER = 0.97;      // of the usual time: less isn't told from chance
 constexpr double FIRST_PAUSE = 0.25; // seconds after a trial, doubled with each that fails
 constexpr uint32_t MAX_DOUBLED = 4;  // four seconds: three slow steps cost next to nothing then
-constexpr double STEPS_APART = 8;    // before a trial, at least: one of a long prompt may cost as much as the step itself
-constexpr double WEIGHT = 0.2;       // of a new step in the usual time
+constexpr double STEPS_APART =
+    8; // times of a step between trials, and before the first: one of a long prompt may cost as much as the step itself
+constexpr double WEIGHT = 0.2; // of a new step in the usual time
 // A machine is busy by both: CPUs lost in a second, and the part of the time for which the thread had none. A prompt on two quiet CPUs lost
 // them 0 to 100 times a second, for 0 to 2% of the time; beside one busy process 150 to 600 times, for 10% or more.
 constexpr double MANY_LOST = 20;

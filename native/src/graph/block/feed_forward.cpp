@@ -85,13 +85,18 @@ ggml_tensor * of_best_groups(builder & b, const feed_forward_spec & spec, ggml_t
     return ggml_reshape_2d(b.ctx(), ggml_set_rows(b.ctx(), none, kept, best), spec.n_expert, n);
 }
 
+// Whether experts are chosen and weighed by our own operations: by a softmax, and by nothing else.
+bool is_chosen_here(const feed_forward_spec & spec, const role_tensors & w) {
+    return spec.gating != gating_kind::sigmoid && !w[role::expert_choice_bias] && spec.n_group == 0;
+}
+
 choice choose(builder & b, const feed_forward_spec & spec, const role_tensors & w, ggml_tensor * x) {
     const int64_t n = x->ne[1];
     ggml_tensor * router = w[role::router];
-    const bool is_ours = is_routed_here(router, x) && !b.adapts(router);
-    ggml_tensor * scores = is_ours ? called_as(routed(b.ctx(), router, w[role::router_bias], x), router)
+    const bool is_ours = is_router_here(router, x) && !b.adapts(router);
+    ggml_tensor * scores = is_ours ? called_as(expert_scores(b.ctx(), router, w[role::router_bias], x), router)
                                    : b.linear(x, router, nullptr, w[role::router_bias]); // (n_expert, n_tokens)
-    if (is_ours && spec.gating != gating_kind::sigmoid && !w[role::expert_choice_bias] && spec.n_group == 0) {
+    if (is_ours && is_chosen_here(spec, w)) {
         ggml_tensor * experts = best_experts(b.ctx(), scores, spec.n_expert_used);
         ggml_tensor * weights = weights_of_experts(b.ctx(), scores, experts, spec);
         return {experts, ggml_reshape_3d(b.ctx(), weights, 1, spec.n_expert_used, n)};
