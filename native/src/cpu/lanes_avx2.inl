@@ -125,6 +125,7 @@ inline ints times(pairs integers, const int16_t * two) {
 
 // Bytes without signs
 struct plain_form {
+    static constexpr bool TWO_ROWS = false;
     static constexpr uint32_t MOST_ROWS = 4;   // at a time: of registers there are 16
     static constexpr uint32_t MOST_GROUPS = 2; // of LANES rows of weights
     static constexpr bool RAISED = false;      // by 128
@@ -147,6 +148,7 @@ struct plain_form {
 
 // Bytes with signs, whose sums are integers at once
 struct signed_form {
+    static constexpr bool TWO_ROWS = false;
     static constexpr uint32_t MOST_ROWS = 6;
     static constexpr uint32_t MOST_GROUPS = 1;
     static constexpr bool RAISED = false;
@@ -165,6 +167,7 @@ struct signed_form {
 // Bytes with signs, in halves of 4 bits whose sums fit into 16 bits for longer: where many rows are multiplied by them. On Zen 3 this is 6 %
 // faster with Q8_0 than signed_form; IQ4_XS takes 19 % longer than with that, whose integer scales make sums of 32 bits.
 struct split_form {
+    static constexpr bool TWO_ROWS = false;
     static constexpr uint32_t MOST_ROWS = 5;
     static constexpr uint32_t MOST_GROUPS = 1;
     static constexpr bool RAISED = true;

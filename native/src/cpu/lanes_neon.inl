@@ -86,6 +86,7 @@ inline ints times(const pairs & integers, const int16_t * two) {
 
 // How bytes of weights are multiplied by a row's: all as if they had signs, as none without them is above 127
 struct dot_form {
+    static constexpr bool TWO_ROWS = false;
     static constexpr uint32_t MOST_ROWS = 4;   // at a time: of registers there are 32
     static constexpr uint32_t MOST_GROUPS = 4; // of LANES rows of weights
     static constexpr bool RAISED = false;      // by 128
@@ -103,7 +104,38 @@ struct dot_form {
 };
 
 template <class W> using form_of_one = dot_form;
+#ifdef __ARM_FEATURE_MATMUL_INT8
+// Two rows together, 8 numbers at a time: an instruction multiplies two times 8 bytes with two times 8.
+struct matrix_form : dot_form {
+    static constexpr bool TWO_ROWS = true;
+    struct eights {      // of rows of weights
+        int8x16_t first; // 0 and 1
+        int8x16_t last;  // 2 and 3
+    };
+    struct square { // of each row of weights a sum with one row, and one with the other
+        int32x4_t first;
+        int32x4_t last;
+    };
+
+    using dot_form::add_products;
+    static eights together(words a, words b) {
+        return {vreinterpretq_s8_u32(vzip1q_u32(a, b)), vreinterpretq_s8_u32(vzip2q_u32(a, b))};
+    }
+    static void add_products(square & to, const eights & weights, uint64_t row, uint64_t other) {
+        const int8x16_t two = vcombine_s8(vcreate_s8(row), vcreate_s8(other));
+        to.first = vmmlaq_s32(to.first, weights.first, two);
+        to.last = vmmlaq_s32(to.last, weights.last, two);
+    }
+    static void add_square(sum & row, sum & other, const square & both) {
+        row += vuzp1q_s32(both.first, both.last);
+        other += vuzp2q_s32(both.first, both.last);
+    }
+};
+
+template <class W> using form_of_many = matrix_form;
+#else
 template <class W> using form_of_many = dot_form;
+#endif
 
 } // namespace
 

@@ -21,6 +21,9 @@ extern const product_set set;
 namespace products_neon {
 extern const product_set set;
 }
+namespace products_neon_i8mm {
+extern const product_set set;
+}
 
 namespace {
 
@@ -104,7 +107,11 @@ const product_set * const * product_sets_here() {
             *next++ = &products_avx2::set;
         }
 #elif defined(__aarch64__)
-        if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) {
+        const bool dot = getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+        if (dot && getauxval(AT_HWCAP2) & HWCAP2_I8MM) {
+            *next++ = &products_neon_i8mm::set;
+        }
+        if (dot) {
             *next++ = &products_neon::set;
         }
 #endif

@@ -99,6 +99,30 @@ template <uint32_t N, class F> inline void by(uint32_t n_rows, F f, uint32_t r =
     }
 }
 
+// For a FORM with TWO_ROWS, of which the last may be left over: squares have sums of two rows with a group.
+template <class FORM, uint32_t COUNT, uint32_t N, uint32_t G, class X, class F>
+[[gnu::always_inline]] inline void add_of_two_rows(typename FORM::sum (&to)[N][G], const X & x, uint32_t first, F weights) {
+    typename FORM::square squares[N / 2][G] = {};
+#pragma GCC unroll 8
+    for (uint32_t j = 0; j < COUNT; j += 2) {
+#pragma GCC unroll 8
+        for (uint32_t g = 0; g < G; ++g) {
+            const auto two = FORM::together(weights(g)[j], weights(g)[j + 1]);
+#pragma GCC unroll 8
+            for (uint32_t r = 0; r + 1 < N; r += 2) {
+                FORM::add_products(squares[r / 2][g], two, x.eight(r, first + j), x.eight(r + 1, first + j));
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r + 1 < N; r += 2) {
+#pragma GCC unroll 8
+        for (uint32_t g = 0; g < G; ++g) {
+            FORM::add_square(to[r][g], to[r + 1][g], squares[r / 2][g]);
+        }
+    }
+}
+
 // Rounded rows, from some block on.
 template <class B> struct rounded_rows {
     const uint8_t * numbers;
@@ -108,10 +132,34 @@ template <class B> struct rounded_rows {
     rounded_rows from(uint32_t row) const { return {numbers + row * stride, blocks + row * stride, stride}; }
     // Numbers 4j to 4j + 3
     words four(uint32_t row, size_t j) const { return all(load<uint32_t>(numbers + row * stride + j * 4)); }
+    // and the next four
+    uint64_t eight(uint32_t row, size_t j) const { return load<uint64_t>(numbers + row * stride + j * 4); }
     const B & block(uint32_t row, size_t b = 0) const {
         return *reinterpret_cast<const B *>(blocks + row * stride + b * sizeof(B));
     }
 };
+
+// Sums of N rows with G groups of weights go on by COUNT vectors, the rows' from `first` on. weights(g): a group's vectors
+template <class FORM, uint32_t COUNT, uint32_t N, uint32_t G, class B, class F>
+[[gnu::always_inline]] inline void add_vectors(typename FORM::sum (&to)[N][G], const rounded_rows<B> & x, uint32_t first,
+                                               F weights) {
+    uint32_t alone = 0; // rows from here on have no other beside them
+    if constexpr (FORM::TWO_ROWS && N > 1) {
+        add_of_two_rows<FORM, COUNT>(to, x, first, weights);
+        alone = N / 2 * 2;
+    }
+#pragma GCC unroll 8
+    for (uint32_t j = 0; j < COUNT; ++j) {
+#pragma GCC unroll 8
+        for (uint32_t r = alone; r < N; ++r) {
+            const words four = x.four(r, first + j);
+#pragma GCC unroll 8
+            for (uint32_t g = 0; g < G; ++g) {
+                FORM::add_products(to[r][g], weights(g)[j], four);
+            }
+        }
+    }
+}
 
 } // namespace
 

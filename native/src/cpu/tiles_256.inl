@@ -119,17 +119,7 @@ void multiply(const group<form_of_many<W>> * weights, const rounded_rows<rounded
 #pragma GCC unroll 8
         for (uint32_t first = s * VECTORS; first < (s + 1) * VECTORS; first += TOGETHER) {
             typename form::sum part[N][G] = {};
-#pragma GCC unroll 8
-            for (uint32_t j = first; j < first + TOGETHER; ++j) {
-#pragma GCC unroll 8
-                for (uint32_t r = 0; r < N; ++r) {
-                    const words four = x.four(r, j);
-#pragma GCC unroll 8
-                    for (uint32_t g = 0; g < G; ++g) {
-                        form::add_products(part[r][g], weights[g].numbers[j], four);
-                    }
-                }
-            }
+            add_vectors<form, TOGETHER>(part, x, first, [&](uint32_t g) { return weights[g].numbers + first; });
 #pragma GCC unroll 8
             for (uint32_t r = 0; r < N; ++r) {
 #pragma GCC unroll 8

@@ -77,17 +77,7 @@ inline void add_block(floats (*sum)[G], const block<FORM> * weights, const round
 #pragma GCC unroll 8
     for (uint32_t first = 0; first < VECTORS; first += TOGETHER) {
         typename FORM::sum together[N][G] = {};
-#pragma GCC unroll 8
-        for (uint32_t j = first; j < first + TOGETHER; ++j) {
-#pragma GCC unroll 8
-            for (uint32_t r = 0; r < N; ++r) {
-                const words four = x.four(r, b * VECTORS + j);
-#pragma GCC unroll 8
-                for (uint32_t g = 0; g < G; ++g) {
-                    FORM::add_products(together[r][g], weights[g].numbers[j], four);
-                }
-            }
-        }
+        add_vectors<FORM, TOGETHER>(together, x, b * VECTORS + first, [&](uint32_t g) { return weights[g].numbers + first; });
 #pragma GCC unroll 8
         for (uint32_t r = 0; r < N; ++r) {
 #pragma GCC unroll 8
