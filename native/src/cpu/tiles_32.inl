@@ -95,16 +95,19 @@ inline void add_block(floats (*sum)[G], const block<FORM> * weights, const round
     }
 }
 
-// blocks_of(b): block b of each of G groups
-template <class W, class FORM, uint32_t N, uint32_t G, class F>
-inline void multiply(uint32_t n_blocks, F blocks_of, const rounded_rows<rounded_32> & x, float * out) {
+// With as many groups as go together, from group g on
+template <class W, uint32_t N>
+inline void multiply(uint32_t n_blocks, const tile<form_of_many<W>> & weights, uint32_t g, const rounded_rows<rounded_32> & x,
+                     float * out) {
+    using form = form_of_many<W>;
+    constexpr uint32_t G = form::MOST_GROUPS;
     floats sum[N][G];
 #pragma GCC unroll 8
     for (uint32_t r = 0; r < N; ++r) {
         std::memcpy(sum[r], out + r * TILE, sizeof(sum[r]));
     }
     for (uint32_t b = 0; b < n_blocks; ++b) {
-        add_block<W, FORM, N, G>(sum, blocks_of(b), x, b);
+        add_block<W, form, N, G>(sum, &weights.blocks[b][g], x, b);
     }
 #pragma GCC unroll 8
     for (uint32_t r = 0; r < N; ++r) {
@@ -191,8 +194,7 @@ void multiply_many(tile<form_of_many<W>> & scratch, const piece<W> & weights, co
     }
     by<form::MOST_ROWS>(n_rows, [&](auto n, uint32_t r) {
         for (uint32_t g = 0; g < GROUPS; g += form::MOST_GROUPS) {
-            const auto blocks_of = [&](uint32_t b) { return &scratch.blocks[b][g]; };
-            multiply<W, form, n, form::MOST_GROUPS>(weights.n_blocks, blocks_of, x.from(r), out[r] + g * LANES);
+            multiply<W, n>(weights.n_blocks, scratch, g, x.from(r), out[r] + g * LANES);
         }
     });
 }
