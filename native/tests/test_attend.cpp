@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -245,6 +246,33 @@ TEST_CASE("windows: any first and last cell") {
                 p.mask[(begin + 200) % p.s.n_kv + p.s.n_kv] = 0;
                 check_kernels(p, n_ranges, 4e-6);
             }
+        }
+    }
+}
+
+TEST_CASE("what a token gets is the same to the bit alone and among others") {
+    std::mt19937 random(14);
+    const attention_sizes shapes[] = {
+        {64, 64, 9, 3, 16, 300}, {80, 80, 4, 4, 13, 140}, {256, 128, 8, 1, 32, 270}, {72, 64, 4, 1, 20, 100}};
+    for (const attention_sizes & s : shapes) {
+        const size_t q_row = size_t{s.n_head} * s.head_dim_k;
+        const size_t out_row = size_t{s.n_head} * s.head_dim_v;
+        for (const double share : {1.0, 0.7, 0.2}) {
+            attention_problem p(s, GGML_TYPE_F16, share, random);
+            for (uint32_t t = 0; t < s.n_tokens; ++t) { // what is behind a token is hidden
+                const uint32_t n_behind = s.n_tokens - t - 1;
+                std::fill_n(p.mask.begin() + (t + 1) * s.n_kv - n_behind, n_behind, HIDDEN);
+            }
+            for_each_kernel([&](const cpu_kernels & kernel) {
+                const std::vector<float> among = with_kernel(kernel, p, 1);
+                for (uint32_t t = 0; t < s.n_tokens; ++t) {
+                    attention_problem one = p;
+                    one.s.n_tokens = 1;
+                    one.q.erase(one.q.begin(), one.q.begin() + static_cast<std::ptrdiff_t>(t * q_row));
+                    one.mask.erase(one.mask.begin(), one.mask.begin() + t * s.n_kv);
+                    CHECK(memcmp(with_kernel(kernel, one, 1).data(), &among[t * out_row], out_row * sizeof(float)) == 0);
+                }
+            });
         }
     }
 }

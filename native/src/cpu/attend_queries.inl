@@ -103,6 +103,21 @@ void dot_rows(const float * q, uint32_t padded, rows<T> k, uint32_t n_dims, cons
     }
 }
 
+// The cells of a chunk that a token sees, in rising order, with room for CELLS more.
+struct seen_cells {
+    uint32_t at[CHUNK + CELLS];
+    uint32_t n;
+
+    uint32_t end() const { return at[n - 1] + 1; } // behind the last one, of which there is one
+    void pad() {
+        for (uint32_t c = 0; c < CELLS; ++c) {
+            at[n + c] = at[0];
+        }
+    }
+};
+
+#include "cpu/key_columns.inl"
+
 // sum[h] += weights[h][i] * v[seen[i]] for i from begin to end, NV vectors of the rows from dimension d.
 template <uint32_t NQ, uint32_t NV, class T>
 void add_rows(float * sum, uint32_t stride, uint32_t d, rows<T> v, const uint32_t * seen, uint32_t begin, uint32_t end,
@@ -195,18 +210,6 @@ void soften(float * weights, uint32_t n_seen, float * sum, const widths & w) {
     }
 }
 
-// The cells of a chunk that a token sees, in rising order, with room for CELLS more.
-struct seen_cells {
-    uint32_t at[CHUNK + CELLS];
-    uint32_t n;
-
-    void pad() {
-        for (uint32_t c = 0; c < CELLS; ++c) {
-            at[n + c] = at[0];
-        }
-    }
-};
-
 // The scores of one head become shares of its attention, which cells get. sum: what merge() left
 void share_out(float * scores, const seen_cells & seen, const float * sum, const widths & w, const attend_job & job) {
     const float highest = sum[w.padded_v];
@@ -221,18 +224,30 @@ void share_out(float * scores, const seen_cells & seen, const float * sum, const
     }
 }
 
+// The scores of NQ queries, each with the cells that its token sees.
+template <uint32_t NQ, class T>
+void score(const float * q, const widths & w, const keys<T> & k, const seen_cells * const (&seen)[NQ], uint32_t n_common,
+           float * scores) {
+    if (k.columns) {
+        return dot_columns<NQ>(q, w, k.columns, seen, scores);
+    }
+    const uint32_t n_whole = n_common / CELLS * CELLS;
+    dot_rows<NQ>(q, w.padded_k, k.in_rows, w.k, seen[0]->at, 0, n_whole, scores);
+    for (uint32_t h = 0; h < NQ; ++h) {
+        dot_rows<1>(q + h * w.padded_k, w.padded_k, k.in_rows, w.k, seen[h]->at, n_whole, seen[h]->n, scores + h * CHUNK);
+    }
+}
+
 // NQ queries: query heads of one token, or of tokens beside each other. seen: of each query's token; the first n_common are the same.
 // What a query gets doesn't depend on the others: each of its sums has the same terms in the same order.
 template <uint32_t NQ, class T>
-void attend_queries(const attend_job & job, const float * q, float * sum, rows<T> k, rows<T> v,
+void attend_queries(const attend_job & job, const float * q, float * sum, const keys<T> & k, rows<T> v,
                     const seen_cells * const (&seen)[NQ], uint32_t n_common) {
     const widths w(job);
     float weights[NQ * CHUNK];
-    const uint32_t n_whole = n_common / CELLS * CELLS;
-    dot_rows<NQ>(q, w.padded_k, k, w.k, seen[0]->at, 0, n_whole, weights);
+    score<NQ>(q, w, k, seen, n_common, weights);
     for (uint32_t h = 0; h < NQ; ++h) {
         float * own = weights + h * CHUNK;
-        dot_rows<1>(q + h * w.padded_k, w.padded_k, k, w.k, seen[h]->at, n_whole, seen[h]->n, own);
         if (job.soft_cap != 0.0f) {
             cap_scores(own, seen[h]->n, job.soft_cap);
         }
@@ -257,7 +272,7 @@ void attend_queries(const attend_job & job, const float * q, float * sum, rows<T
 // seen: of each token, none of them empty
 template <class T> struct token_run {
     const attend_job & job;
-    rows<T> k;
+    keys<T> k;
     rows<T> v;
     const float * q;
     float * sum;

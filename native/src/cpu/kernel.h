@@ -86,9 +86,9 @@ static constexpr uint32_t attend_partial_floats(uint32_t head_dim_v) { return at
 // Cells at a time, and tokens of a unit, whose rows and queries of one head stay in L1 or L2.
 constexpr uint32_t ATTEND_CHUNK = 128;
 constexpr uint32_t ATTEND_TOKENS = 16;
-// Floats of scratch that a thread needs: queries of a unit, rows of a chunk that were converted.
+// Floats of scratch that a thread needs: queries of a unit, rows of a chunk that were converted, and its K by dimensions.
 static constexpr uint32_t attend_scratch_floats(uint32_t head_dim_k, uint32_t head_dim_v, uint32_t group) {
-    return (ATTEND_TOKENS * group + ATTEND_CHUNK) * attend_padded(head_dim_k) + ATTEND_CHUNK * attend_padded(head_dim_v);
+    return (ATTEND_TOKENS * group + 2 * ATTEND_CHUNK) * attend_padded(head_dim_k) + ATTEND_CHUNK * attend_padded(head_dim_v);
 }
 // The first cell of a range; that of n_ranges is n_kv. Whole chunks.
 static inline uint32_t attend_range_begin(const attend_job & job, uint32_t range) {

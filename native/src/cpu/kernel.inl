@@ -121,7 +121,7 @@ void attend_rotated(const attend_job & job, const attend_unit & unit, uint32_t t
         alike.pad();
         seen.n = n_left;
         const float * q = queries_for(job, unit, token, rotation, queries);
-        token_run<T>{job, k, v, q, sum, &alike, 1, alike.n}.all();
+        token_run<T>{job, {k, nullptr}, v, q, sum, &alike, 1, alike.n}.all();
     }
 }
 
@@ -139,20 +139,23 @@ uint32_t common_cells(const seen_cells & a, const seen_cells & b, uint32_t most)
 }
 
 // A unit over one chunk: tokens one after the other that see the same cells, or the first of them, go together.
+// columns: room for K of the chunk by dimensions
 template <class T>
 void attend_chunk(const attend_job & job, const attend_unit & unit, uint32_t first, uint32_t n, rows<T> k, rows<T> v,
-                  float * partial, unit_queries & queries) {
+                  float * partial, unit_queries & queries, float * columns) {
     const uint32_t group = job.n_head / job.n_head_kv;
     const widths w(job);
     const uint32_t * rotations = job.waiting.of_cell ? job.waiting.of_cell + first : nullptr;
     seen_cells seen[ATTEND_TOKENS];
     uint32_t n_run = 0; // tokens that wait to be computed together, the last ones
     uint32_t n_common = 0;
+    key_columns turned = {columns, 0};
     const auto compute_run = [&](uint32_t end) {
         if (n_run > 0) {
             const uint32_t begin = end - n_run - unit.token_begin;
             const float * q = queries.floats + size_t{begin} * group * w.padded_k;
-            token_run<T>{job, k, v, q, partial + size_t{begin} * group * w.partial(), seen + begin, n_run, n_common}.all();
+            const keys<T> of_run = {k, turned.for_run(k, w.k, n, seen + begin, n_run, group)};
+            token_run<T>{job, of_run, v, q, partial + size_t{begin} * group * w.partial(), seen + begin, n_run, n_common}.all();
         }
         n_run = 0;
     };
@@ -194,6 +197,7 @@ void run(const attend_job & whole, const attend_unit & unit, float * partial, fl
     unit_queries queries = {scratch, {}};
     float * k = scratch + ATTEND_TOKENS * group * w.padded_k;
     float * v = k + CHUNK * w.padded_k;
+    float * columns = v + CHUNK * w.padded_v;
     const rows<float> k_rows = {reinterpret_cast<const uint8_t *>(k), w.padded_k * sizeof(float)};
     const rows<float> v_rows = {reinterpret_cast<const uint8_t *>(v), w.padded_v * sizeof(float)};
     const uint32_t end = attend_range_begin(job, unit.range + 1);
@@ -207,7 +211,7 @@ void run(const attend_job & whole, const attend_unit & unit, float * partial, fl
 #if LANES > 4
         if (job.k.type == GGML_TYPE_F16 && job.v.type == GGML_TYPE_F16 && job.head_dim_k == w.k && job.head_dim_v == w.v) {
             attend_chunk<uint16_t>(job, unit, first, n, in_place(job.k, unit.head_kv, first),
-                                   in_place(job.v, unit.head_kv, first), partial, queries);
+                                   in_place(job.v, unit.head_kv, first), partial, queries, columns);
             continue;
         }
 #endif
@@ -218,7 +222,7 @@ void run(const attend_job & whole, const attend_unit & unit, float * partial, fl
             if (!job.shares) {
                 convert(job.v, unit.head_kv, first, job.head_dim_v, wanted, n_wanted, v);
             }
-            attend_chunk<float>(job, unit, first, n, k_rows, v_rows, partial, queries);
+            attend_chunk<float>(job, unit, first, n, k_rows, v_rows, partial, queries, columns);
         }
     }
 }

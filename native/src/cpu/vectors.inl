@@ -33,6 +33,35 @@ typedef int32_t ivec4 __attribute__((vector_size(16)));
 #define SHUFFLE(a, b, i, j, k, l) __builtin_shuffle(a, b, ivec4{i, j, k, l})
 #endif
 
+// The lower halves of two vectors, lane by lane, and the upper ones.
+#if LANES == 16
+#define INTERLEAVED(a, b, i)                                                                                                   \
+    EACH_LANE(a, b, i, i + 16, i + 1, i + 17, i + 2, i + 18, i + 3, i + 19, i + 4, i + 20, i + 5, i + 21, i + 6, i + 22,       \
+              i + 7, i + 23)
+#elif LANES == 8
+#define INTERLEAVED(a, b, i) EACH_LANE(a, b, i, i + 8, i + 1, i + 9, i + 2, i + 10, i + 3, i + 11)
+#else
+#define INTERLEAVED(a, b, i) EACH_LANE(a, b, i, i + 4, i + 1, i + 5)
+#endif
+#ifdef __clang__
+#define EACH_LANE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define EACH_LANE(a, b, ...) __builtin_shuffle(a, b, int_vec{__VA_ARGS__})
+#endif
+
+// LANES vectors of LANES floats: lane i of vector j becomes lane j of vector i.
+inline void turn(vec (&v)[LANES]) {
+    for (uint32_t n = 1; n < LANES; n *= 2) {
+        vec t[LANES];
+#pragma GCC unroll 8
+        for (uint32_t i = 0; i < LANES / 2; ++i) {
+            t[2 * i] = INTERLEAVED(v[i], v[i + LANES / 2], 0);
+            t[2 * i + 1] = INTERLEAVED(v[i], v[i + LANES / 2], LANES / 2);
+        }
+        __builtin_memcpy(v, t, sizeof(t));
+    }
+}
+
 // Halves added up until 4 partial sums are left.
 inline vec4 fold(vec v) {
     vec4 parts[LANES / 4];
