@@ -163,7 +163,7 @@ MIXTURES = [
     ArchSpec("arctic", head_dim=16, n_expert=8, seed=2),
     ArchSpec("grok", head_dim=16, n_expert=8),
     ArchSpec("grok", head_dim=16, n_expert=8, n_ff_shared=96, seed=1),
-    ArchSpec("smallthinker", 5, window=24, n_expert=8, seed=2),
+    ArchSpec("smallthinker", 5, window=24, n_expert=8, seed=10),
     ArchSpec("mimo2", 4, window=24, n_expert=8, n_head_kv_window=4, n_rot=16),
 ]
 GATED = [
