@@ -118,6 +118,8 @@ class Model(Closable):
         self.n_params = info.n_params
         self.weight_bytes = info.weight_bytes
         self.encodes = info.encodes
+        self._has_output = self.stage.stop == self.n_layer
+        self._gives_logits = self._has_output and not self.encodes
         self.n_classes = info.n_classes
         self.classifies_by_mean = info.classifies_by_mean
         self.n_draft_heads = info.n_draft_heads
@@ -176,10 +178,6 @@ class Model(Closable):
         """
         return Adapter(self._handle, path, self.device != "CPU")
 
-    @property
-    def _has_output(self) -> bool:
-        return self.stage.stop == self.n_layer
-
     def _require_all_layers(self) -> None:
         """Raises UnsupportedError for a stage."""
         if len(self.stage) < self.n_layer:
@@ -192,13 +190,14 @@ class Model(Closable):
 
     def _require_logits(self) -> None:
         """Raises UnsupportedError for a stage that isn't the last, and for an encoder."""
+        if self._gives_logits:
+            return
         if not self._has_output:
             raise UnsupportedError(f"{self._stage_text()} have no logits, the last stage does: {_PIPELINE}")
-        if self.encodes:
-            raise UnsupportedError(
-                f"{self.arch} is an encoder: it has no logits and says nothing. It makes vectors of texts: "
-                "Context.embeddings(), Engine.embed(), Llama.embed(), or /v1/embeddings of a server"
-            )
+        raise UnsupportedError(
+            f"{self.arch} is an encoder: it has no logits and says nothing. It makes vectors of texts: "
+            "Context.embeddings(), Engine.embed(), Llama.embed(), or /v1/embeddings of a server"
+        )
 
     def _stage_text(self) -> str:
         return f"layers {self.stage.start} to {self.stage.stop - 1} of {self.n_layer}"

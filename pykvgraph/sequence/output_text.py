@@ -30,7 +30,8 @@ class OutputText(NotCopied):
         self._tokenizer = tokenizer
         self._sampler = Sampler.of(params, tokenizer)
         self._stream = Detokenizer(params.stop)
-        self._lines = Lines(params.n_indent, params.line_seconds)
+        has_lines = params.n_indent or params.line_seconds
+        self._lines = Lines(params.n_indent, params.line_seconds) if has_lines else None
         self._left = params.max_tokens
         self._n_top = params.top_logprobs
         self._tells_drawn = params.sampled_probs
@@ -58,9 +59,10 @@ class OutputText(NotCopied):
             score = float(last.logits[token]) - last.log_sum
         self._left -= 1
         text, reason = self._text_of(token)
+        top: list[tuple[int, float]] = []
         if self._tells_drawn:
             score, top = self._sampler.drawn_with(token, self._n_top)
-        else:
+        elif self._n_top:
             top = [(each, logit - last.log_sum) for each, logit in likeliest(last.logits, self._n_top)]
         return Piece(text, token, score, reason, self._seq, tuple(top))
 
@@ -115,5 +117,5 @@ class OutputText(NotCopied):
             return text, "stop"
         if self._left == 0:
             return text + stream.finish(), "length"
-        end = self._lines.end_of(text)
+        end = self._lines.end_of(text) if self._lines else -1
         return (text, None) if end < 0 else (text[:end], "length")

@@ -68,8 +68,9 @@ class Prefill:
             self.make_room(1)  # its budget may be less than the cache has room for
         if len(ids) == 1:
             try:
-                last = self.ctx._handle.call(self.ctx._append, self.seq, int(ids[0]), copy_logits)
-                self.told(ids)
+                token = int(ids[0])
+                last = self.ctx._handle.call(self.ctx._append, self.seq, token, copy_logits)
+                self._last.append(token)
                 return last
             except CacheFullError:
                 pass  # the general way below makes room, or raises an error that says what the user can do

@@ -19,6 +19,8 @@ public:
     void compute(const decode_graph & graph, uint32_t n_tokens);
 
 private:
+    void compute_on(const decode_graph & graph, int n_threads);
+
     const backends & backends_;
     decoder & decoder_;
     thread_choices threads_;

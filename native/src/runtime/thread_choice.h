@@ -28,6 +28,8 @@ class thread_choice {
 public:
     explicit thread_choice(int most = 1) : most_(most), now_(most) {}
 
+    // Whether there is one thread, and nothing to choose.
+    bool is_fixed() const { return most_ == 1; }
     // For the next step. now: seconds of any steady clock
     int next(double now);
     // That step is done.
