@@ -6,6 +6,7 @@
 #include "error.h"
 #include "graph/expert_product.h"
 #include "graph/product.h"
+#include "graph/roped.h"
 #include "host_memory.h"
 
 namespace kvg {
@@ -110,6 +111,16 @@ ggml_tensor * builder::order_of(ggml_tensor * experts, int64_t n_expert) {
     const auto [known, is_new] = orders_.try_emplace(experts);
     known->second = is_new ? expert_order(ctx(), experts, n_expert) : known->second;
     return known->second;
+}
+
+ggml_tensor * builder::rope_table_of(ggml_tensor * positions, ggml_tensor * freq_factors, const rope_params & params) {
+    for (const known_table & known : rope_tables_) {
+        if (known.positions == positions && known.freq_factors == freq_factors && *known.params == params) {
+            return known.table;
+        }
+    }
+    rope_tables_.push_back({positions, freq_factors, &params, rope_table(ctx(), positions, freq_factors, params)});
+    return rope_tables_.back().table;
 }
 
 ggml_tensor * builder::plain_experts(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * experts) {

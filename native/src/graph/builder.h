@@ -13,6 +13,7 @@
 
 #include "cpu/products.h"
 #include "model/adapter.h"
+#include "model/layer_spec.h"
 
 namespace kvg {
 
@@ -47,6 +48,8 @@ public:
     ggml_tensor * experts(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * scale, ggml_tensor * experts);
     // The order of pairs of tokens and experts (graph/expert_product.h).
     ggml_tensor * order_of(ggml_tensor * experts, int64_t n_expert);
+    // The cosines and sines for these positions (graph/roped.h), which layers share that rotate alike.
+    ggml_tensor * rope_table_of(ggml_tensor * positions, ggml_tensor * freq_factors, const rope_params & params);
     // Whether an adapter adds to products with this weight.
     bool adapts(const ggml_tensor * weight) const;
     // Rows of the embeddings of tokens, (n_embd, n_tokens).
@@ -67,6 +70,12 @@ private:
         ggml_context_ptr ctx;
         ggml_tensor * last_wished;
     };
+    struct known_table {
+        ggml_tensor * positions;
+        ggml_tensor * freq_factors;
+        const rope_params * params;
+        ggml_tensor * table;
+    };
     void open(size_t n_bytes);
     void require_room_kept() const;
     ggml_tensor * rounded_for(ggml_tensor * x, const row_form & form);
@@ -79,9 +88,10 @@ private:
     std::map<std::pair<ggml_tensor *, const row_form *>, ggml_tensor *>
         rounded_; // what products round: Q, K and V have one input
     std::map<std::pair<ggml_tensor *, ggml_tensor *>, ggml_tensor *> products_; // of x and weights, computed together
-    std::map<ggml_tensor *, ggml_tensor *> orders_;                             // of experts
-    size_t n_used_ = 0;         // bytes of the last chunk at the last call of ctx()
-    size_t first_unwished_ = 0; // of the chunks
+    std::vector<known_table> rope_tables_;
+    std::map<ggml_tensor *, ggml_tensor *> orders_; // of experts
+    size_t n_used_ = 0;                             // bytes of the last chunk at the last call of ctx()
+    size_t first_unwished_ = 0;                     // of the chunks
     std::vector<ggml_tensor *> roots_;
     std::vector<std::pair<ggml_tensor *, ggml_backend_dev_t>> wishes_;
 };

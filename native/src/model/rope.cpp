@@ -33,6 +33,27 @@ ggml_tensor * rope(ggml_context * ctx, ggml_tensor * x, ggml_tensor * positions,
     return params.offset > 0 ? ggml_rope_set_offset(y, params.offset) : y;
 }
 
+// A pair's angle grows out of that of the pair before, in floats: far on in a text that differs from what rope_angles() has.
+void rope_row(int32_t position, const float * freq_factors, const rope_params & params, float * out) {
+    const int n = params.n_rot / 2;
+    float limits[2] = {};
+    ggml_rope_yarn_corr_dims(params.n_rot, params.n_ctx_orig, params.freq_base, params.ramp_fast, params.ramp_slow, limits);
+    const float step = std::pow(params.freq_base, -2.0f / static_cast<float>(params.n_rot));
+    const float gain = first_gain(params) / own_gain(params) * own_gain(params);
+    auto angle = static_cast<float>(position);
+    for (int i = 0; i < n; ++i, angle *= step) {
+        const float unscaled = freq_factors ? angle / freq_factors[i] : angle;
+        float scaled = params.freq_scale * unscaled;
+        if (params.yarn != 0.0f) {
+            const float y = (static_cast<float>(i) - limits[0]) / std::max(0.001f, limits[1] - limits[0]);
+            const float share = (1.0f - std::min(1.0f, std::max(0.0f, y))) * params.yarn;
+            scaled = scaled * (1.0f - share) + unscaled * share;
+        }
+        out[i] = std::cos(scaled) * gain;
+        out[n + i] = std::sin(scaled) * gain;
+    }
+}
+
 ggml_tensor * rotate_pairs(ggml_context * ctx, ggml_tensor * x, ggml_tensor * ones, ggml_tensor * inverse_angles,
                            const rope_params & params) {
     rope_params alike = params; // rotate every pair by one radian per position, divided by its factor

@@ -55,14 +55,14 @@ def test_by_the_definition(
         ctx.decode(batch_of(silent), observe=min(n_observed, N - 20))
         for index, group in enumerate(ctx.kv.groups):
             expected = naive_scores.attention([layers[i] for i in group.layers], min(n_observed, N - 20))
-            assert shares(ctx, index) == pytest.approx(expected, abs=2e-6)
+            assert shares(ctx, index) == pytest.approx(expected, abs=5e-6)
             cells = [cell for _, cell in cells_of(ctx, index)]
             heads = ctx.attention_of_heads(index)
             assert heads.shape == (len(group.layers), heads.shape[1], ctx.kv.groups[index].n_cells)
             for place, layer in enumerate(group.layers):
                 for head, queries in enumerate(np.split(layers[layer], spec.heads_of(layer))):
                     expected = naive_scores.attention([queries], min(n_observed, N - 20))
-                    assert heads[place, head][cells] == pytest.approx(expected, abs=2e-6)
+                    assert heads[place, head][cells] == pytest.approx(expected, abs=5e-6)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_peaks_by_the_definition(
         for found, shares in zip(peaks, layers, strict=True):
             rows = shares[:, -min(n_observed, N - 20) :].max(axis=1)  # (n_head, n)
             expected = rows.reshape(SMALL.n_head_kv, -1, N).max(axis=1)
-            assert found[:, cells] == pytest.approx(expected, abs=2e-6)
+            assert found[:, cells] == pytest.approx(expected, abs=5e-6)
             found[:, cells] = 0
             assert not found.any()
         with pytest.raises(kvg.InvalidArgumentError, match="have no mean"):
@@ -100,7 +100,7 @@ def test_many_cells_for_one_token(model_file: Callable[[ModelSpec], Path]) -> No
     with kvg.Model(model_file(SMALL), device="cpu") as model, open_context(model, **options) as ctx:
         ctx.decode(batch_of(run_of(ids[:-1])))
         ctx.decode(batch_of(run_of(ids[-1:], len(ids) - 1)), observe=1)
-        assert shares(ctx) == pytest.approx(expected, abs=2e-6)
+        assert shares(ctx) == pytest.approx(expected, abs=5e-6)
 
 
 def test_sinks_take_their_part(architecture: Callable[[ArchSpec], Path]) -> None:

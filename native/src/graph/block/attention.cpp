@@ -1,5 +1,7 @@
 #include "graph/block/attention.h"
 
+#include "device.h"
+#include "graph/roped.h"
 #include "model/rope.h"
 
 namespace kvg {
@@ -142,8 +144,13 @@ ggml_tensor * attention_block::rotated(builder & b, ggml_tensor * heads) const {
         return ggml_is_contiguous(heads) ? heads : ggml_cont(b.ctx(), heads);
     }
     const device_factors & factors = of.rope_factors(cells.cells().size());
-    const auto found = spec.rope.with_factors ? factors.find(of.placement().layer(layer)) : factors.end();
+    const ggml_backend_dev_t device = of.placement().layer(layer);
+    const auto found = spec.rope.with_factors ? factors.find(device) : factors.end();
     ggml_tensor * own = found == factors.end() ? nullptr : found->second;
+    if (is_cpu(device) && is_roped_here(heads, spec.rope)) {
+        ggml_tensor * table = b.rope_table_of(positions, own, spec.rope);
+        return roped(b.ctx(), heads, table, spec.rope);
+    }
     return rope(b.ctx(), heads, positions, own, spec.rope, false, first_gain(spec.rope));
 }
 
