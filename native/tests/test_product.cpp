@@ -8,6 +8,7 @@
 #include "backends.h"
 #include "device.h"
 #include "graph/product.h"
+#include "graph/rounding.h"
 #include "host_memory.h"
 #include "team.h"
 

@@ -321,6 +321,19 @@ TEST_CASE("what a row gives depends neither on other rows nor on how the weights
     });
 }
 
+TEST_CASE("a row that is rounded in parts is what it is when it is rounded at once") {
+    for_each_kernel([](const product_kernel & kernel, ggml_type type) {
+        const problem p(type, 1280, 1, 1);
+        std::vector<uint8_t> at_once(kernel.form.bytes(p.n_in));
+        std::vector<uint8_t> in_parts(at_once.size());
+        kernel.form.round(p.x.data(), at_once.data(), p.n_in);
+        for (const auto & [begin, end] : {std::pair{0u, 768u}, {768u, 1024u}, {1024u, 1280u}}) {
+            kernel.form.round_part(&p.x[begin], in_parts.data(), p.n_in, begin, end);
+        }
+        CHECK(in_parts == at_once);
+    });
+}
+
 TEST_CASE("numbers that are not finite spoil their own row alone") {
     for_each_kernel([](const product_kernel & kernel, ggml_type type) {
         problem p(type, 256, 16, 4);

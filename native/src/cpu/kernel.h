@@ -1,5 +1,5 @@
 // What the CPU does instead of ggml's operations, compiled for each instruction set: attention, rows of the cache, states (cpu/recur.h),
-// feed-forwards (cpu/feed_forward.h).
+// feed-forwards (cpu/feed_forward.h), norms (cpu/norm.h).
 //
 // Attention is over a cache in host memory, K and V a row per cell.
 //
@@ -15,6 +15,7 @@
 #include <ggml.h>
 
 #include "cpu/feed_forward.h"
+#include "cpu/norm.h"
 #include "cpu/recur.h"
 
 namespace kvg {
@@ -146,6 +147,7 @@ struct cpu_kernels {
     row_kernel rows;
     recur_kernel recur;
     feed_forward_kernel feed_forward;
+    norm_kernel norm;
 };
 
 // The best that this CPU runs for heads of a size: vectors that divide it read F16 rows where they are.

@@ -308,6 +308,8 @@ softmax_parts softmax(const float * x, uint32_t n) {
 
 #include "cpu/feed_forward.inl"
 
+#include "cpu/norm.inl"
+
 } // namespace
 
 extern const cpu_kernels kernels;
@@ -317,7 +319,8 @@ const cpu_kernels kernels = {
     {run, merge, softmax},
     {row_to_floats, floats_to_row, rotate_heads, mix_heads},
     {convolve, recall, to_unit, pass_gate, recall_by_chunks},
-    {route_rows, apply_gate<swiglu_gate>, apply_gate<geglu_gate>, apply_gate<swiglu_oai_gate>, sum_rows}};
+    {route_rows, apply_gate<swiglu_gate>, apply_gate<geglu_gate>, apply_gate<swiglu_oai_gate>, sum_rows},
+    {norm_factor, apply_norm}};
 
 } // namespace KVG_ISA
 } // namespace kvg

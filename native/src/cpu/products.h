@@ -28,7 +28,9 @@ struct product_job {
 // How rows are rounded for some types of weights.
 struct row_form {
     size_t (*bytes)(uint32_t n);
-    void (*round)(const float * x, uint8_t * row, uint32_t n);
+    // Numbers [begin, end) of a row of n. x: the first of them. Whole blocks: begin is a multiple of 256
+    void (*round_part)(const float * x, uint8_t * row, uint32_t n, uint32_t begin, uint32_t end);
+    void round(const float * x, uint8_t * row, uint32_t n) const { round_part(x, row, n, 0, n); }
 };
 
 struct product_kernel {

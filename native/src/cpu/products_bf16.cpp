@@ -24,7 +24,9 @@ struct bf16_pairs {
 
 size_t bytes(uint32_t n) { return n * sizeof(uint16_t); }
 
-void round(const float * x, uint8_t * row, uint32_t n) {
+void round(const float * x, uint8_t * row, uint32_t, uint32_t begin, uint32_t end) {
+    row += bytes(begin);
+    const uint32_t n = end - begin;
     const auto sixteen = [&](uint32_t i, __m512 v, uint32_t count) {
         const auto rounded = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v));
         std::memcpy(row + bytes(i), &rounded, bytes(count));

@@ -38,7 +38,9 @@ struct bf16_weights : with_f32 {
 };
 
 size_t bytes(uint32_t n) { return n * sizeof(float); }
-void copy(const float * x, uint8_t * row, uint32_t n) { std::memcpy(row, x, bytes(n)); }
+void copy(const float * x, uint8_t * row, uint32_t, uint32_t begin, uint32_t end) {
+    std::memcpy(row + bytes(begin), x, bytes(end - begin));
+}
 
 const row_form as_they_are = {bytes, copy};
 

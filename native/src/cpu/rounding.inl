@@ -69,17 +69,17 @@ inline void round_block(const float * x, uint8_t * numbers, rounded_256 & block)
     }
 }
 
-template <class B> void round_row(const float * x, uint8_t * row, uint32_t n) {
+template <class B> void round_part(const float * x, uint8_t * row, uint32_t n, uint32_t begin, uint32_t end) {
     uint8_t * blocks = row + n;
-    for (uint32_t b = 0; b < n / B::N; ++b) {
+    for (uint32_t b = begin / B::N; b < end / B::N; ++b) {
         B block;
-        round_block(x + b * B::N, row + b * B::N, block);
+        round_block(x + (b * B::N - begin), row + b * B::N, block);
         store(blocks + b * sizeof(block), block);
     }
 }
 
-const row_form by_32 = {row_bytes<rounded_32>, round_row<rounded_32>};
-const row_form by_256 = {row_bytes<rounded_256>, round_row<rounded_256>};
+const row_form by_32 = {row_bytes<rounded_32>, round_part<rounded_32>};
+const row_form by_256 = {row_bytes<rounded_256>, round_part<rounded_256>};
 
 } // namespace
 

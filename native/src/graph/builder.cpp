@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <string_view>
+#include <unordered_set>
 
 #include "error.h"
 #include "graph/expert_product.h"
 #include "graph/product.h"
 #include "graph/roped.h"
+#include "graph/rounding.h"
 #include "host_memory.h"
 
 namespace kvg {
@@ -180,6 +182,14 @@ void builder::wish(ggml_backend_dev_t device) {
     }
 }
 
+// Where a node of ours does what others were made for, these are in no graph: no device is asked for them, and they take no place in its tables.
+void builder::forget_unused(ggml_cgraph * graph) {
+    ggml_tensor ** nodes = ggml_graph_nodes(graph);
+    const std::unordered_set<const ggml_tensor *> used(nodes, nodes + ggml_graph_n_nodes(graph));
+    const auto is_unused = [&](const auto & wish) { return used.count(wish.first) == 0; };
+    wishes_.erase(std::remove_if(wishes_.begin(), wishes_.end(), is_unused), wishes_.end());
+}
+
 // There are no more nodes than tensors that were made, and no more leafs: an operation takes at most one tensor from outside, a weight
 // or rows of the cache.
 ggml_cgraph * builder::finish() {
@@ -195,6 +205,7 @@ ggml_cgraph * builder::finish() {
     for (ggml_tensor * t : roots_) {
         ggml_build_forward_expand(graph, t);
     }
+    forget_unused(graph);
     return graph;
 }
 

@@ -59,7 +59,7 @@ public:
     // Operations made since the last call of wish() should run on this device.
     void wish(ggml_backend_dev_t device);
 
-    // Each operation and its device, in the order in which operations were made.
+    // Each operation and its device, in the order in which operations were made; after finish() those of the graph.
     const std::vector<std::pair<ggml_tensor *, ggml_backend_dev_t>> & wishes() const { return wishes_; }
     // The graph of all roots; it lives as long as the builder. Nothing can be made after that. error(KVG_INTERNAL) as ctx()
     ggml_cgraph * finish();
@@ -78,6 +78,7 @@ private:
     };
     void open(size_t n_bytes);
     void require_room_kept() const;
+    void forget_unused(ggml_cgraph * graph);
     ggml_tensor * rounded_for(ggml_tensor * x, const row_form & form);
     ggml_tensor * plain_product(ggml_tensor * x, ggml_tensor * weight);
     ggml_tensor * plain_experts(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * experts);

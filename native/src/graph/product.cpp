@@ -13,18 +13,6 @@ namespace kvg {
 
 namespace {
 
-void run_round(ggml_tensor * dst, int ith, int nth, void * form) {
-    const auto & how = *static_cast<const row_form *>(form);
-    const ggml_tensor * x = dst->src[0];
-    const auto n = static_cast<uint32_t>(x->ne[0]);
-    share_out(static_cast<uint32_t>(x->ne[1]), 1, PASSED_AT_ONCE / n, ith, nth, [&](uint32_t begin, uint32_t end) {
-        for (uint32_t r = begin; r < end; ++r) {
-            const auto * from = reinterpret_cast<const float *>(static_cast<const char *>(x->data) + r * x->nb[1]);
-            how.round(from, static_cast<uint8_t *>(dst->data) + r * dst->nb[1], n);
-        }
-    });
-}
-
 uint32_t tiles_of(const ggml_tensor * weight) {
     return (static_cast<uint32_t>(weight->ne[1]) + PRODUCT_TILE - 1) / PRODUCT_TILE;
 }
@@ -69,13 +57,6 @@ const row_form * form_of(const ggml_tensor * weight, const ggml_tensor * x) {
     const bool runs = kernel && ggml_backend_buffer_is_host(weight->buffer) && ggml_is_matrix(weight) && ggml_is_matrix(x) &&
                       x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float);
     return runs ? &kernel->form : nullptr;
-}
-
-ggml_tensor * rounded(ggml_context * ctx, ggml_tensor * x, const row_form & form) {
-    ggml_tensor * args[] = {x};
-    const auto n_bytes = static_cast<int64_t>(form.bytes(static_cast<uint32_t>(x->ne[0])));
-    return ggml_custom_4d(ctx, GGML_TYPE_I8, n_bytes, x->ne[1], 1, 1, args, 1, run_round, GGML_N_TASKS_MAX,
-                          const_cast<row_form *>(&form));
 }
 
 bool is_multiply(const ggml_tensor * node) {

@@ -13,9 +13,7 @@ namespace kvg {
 // it reads them, as the file has them.
 // precondition: the weight has a buffer, if only one that says where it would be
 const row_form * form_of(const ggml_tensor * weight, const ggml_tensor * x);
-// Rows as bytes, for multiply().
-ggml_tensor * rounded(ggml_context * ctx, ggml_tensor * x, const row_form & form);
-// weight * x for each of some weights, (n_out, n_rows) each, in one operation: threads wait for each other once. rows: rounded(x)
+// weight * x for each of some weights, (n_out, n_rows) each, in one operation: threads wait for each other once. rows: rounded(x) (graph/rounding.h)
 // precondition: fewer weights than ggml's operations have sources; all round x alike
 std::vector<ggml_tensor *> multiply(ggml_context * ctx, const std::vector<ggml_tensor *> & weights, ggml_tensor * rows);
 // Whether a node is of multiply().

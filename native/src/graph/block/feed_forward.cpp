@@ -6,7 +6,7 @@
 #include "cpu/kernel.h"
 #include "graph/block/norm.h"
 #include "graph/expert_product.h"
-#include "graph/product.h"
+#include "graph/rounding.h"
 #include "graph/router.h"
 
 namespace kvg {

@@ -1,0 +1,111 @@
+#include "graph/rounding.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include <ggml-backend.h>
+
+#include "cpu/kernel.h"
+#include "graph/thread_share.h"
+
+namespace kvg {
+
+namespace {
+
+constexpr uint32_t PIECE = 1024; // numbers at a time, which stay in L1
+
+// The last word of an operation's parameters, which ggml leaves free.
+constexpr size_t OWN_WORD = GGML_MAX_OP_PARAMS / sizeof(int32_t) - 1;
+
+float own_float(const ggml_tensor * node) {
+    float value = 0.0f;
+    std::memcpy(&value, node->op_params + OWN_WORD, sizeof(value));
+    return value;
+}
+
+void set_own_float(ggml_tensor * node, float value) { std::memcpy(node->op_params + OWN_WORD, &value, sizeof(value)); }
+
+const float * row_of(const ggml_tensor * x, uint32_t row) {
+    return reinterpret_cast<const float *>(static_cast<const char *>(x->data) + row * x->nb[1]);
+}
+
+// Calls round(row, to) for each row.
+template <class F> void each_row(ggml_tensor * dst, int ith, int nth, F round) {
+    const auto n = static_cast<uint32_t>(dst->src[0]->ne[0]);
+    share_out(static_cast<uint32_t>(dst->ne[1]), 1, PASSED_AT_ONCE / n, ith, nth, [&](uint32_t begin, uint32_t end) {
+        for (uint32_t r = begin; r < end; ++r) {
+            round(r, static_cast<uint8_t *>(dst->data) + r * dst->nb[1]);
+        }
+    });
+}
+
+// Rounds a row that is made piece by piece: make(first, count, to).
+template <class F> void round_pieces(const row_form & form, uint8_t * row, uint32_t n, F make) {
+    alignas(64) float piece[PIECE];
+    for (uint32_t begin = 0; begin < n; begin += PIECE) {
+        const uint32_t end = std::min(begin + PIECE, n);
+        make(begin, end - begin, piece);
+        form.round_part(piece, row, n, begin, end);
+    }
+}
+
+void run_round(ggml_tensor * dst, int ith, int nth, void * form) {
+    const ggml_tensor * x = dst->src[0];
+    each_row(dst, ith, nth, [&](uint32_t r, uint8_t * to) {
+        static_cast<const row_form *>(form)->round(row_of(x, r), to, static_cast<uint32_t>(x->ne[0]));
+    });
+}
+
+void run_norm(ggml_tensor * dst, int ith, int nth, void * form) {
+    const norm_kernel & kernel = kernels_here()[0]->norm;
+    const ggml_tensor * x = dst->src[0];
+    const auto * weight = static_cast<const float *>(dst->src[1]->data);
+    const auto n = static_cast<uint32_t>(x->ne[0]);
+    const float eps = own_float(dst);
+    each_row(dst, ith, nth, [&](uint32_t r, uint8_t * to) {
+        const float * row = row_of(x, r);
+        const float factor = kernel.factor(row, n, eps);
+        round_pieces(*static_cast<const row_form *>(form), to, n, [&](uint32_t first, uint32_t count, float * piece) {
+            kernel.apply(row + first, weight + first, factor, piece, count);
+        });
+    });
+}
+
+bool has_rows_of_floats(const ggml_tensor * x) {
+    return x->type == GGML_TYPE_F32 && ggml_is_matrix(x) && x->nb[0] == sizeof(float);
+}
+
+// Whether x is a norm that the CPU can make where it rounds: its weight is there.
+bool is_norm_here(const ggml_tensor * x) {
+    if (x->op != GGML_OP_MUL || x->src[0]->op != GGML_OP_RMS_NORM || (x->flags & GGML_TENSOR_FLAG_OUTPUT) != 0) {
+        return false;
+    }
+    const ggml_tensor * weight = x->src[1];
+    return has_rows_of_floats(x->src[0]->src[0]) && has_rows_of_floats(weight) && ggml_nelements(weight) == x->ne[0] &&
+           weight->buffer && ggml_backend_buffer_is_host(weight->buffer);
+}
+
+float eps_of(const ggml_tensor * norm) {
+    float eps = 0.0f;
+    std::memcpy(&eps, norm->op_params, sizeof(eps));
+    return eps;
+}
+
+} // namespace
+
+ggml_tensor * rounded(ggml_context * ctx, ggml_tensor * x, const row_form & form) {
+    const auto n_bytes = static_cast<int64_t>(form.bytes(static_cast<uint32_t>(x->ne[0])));
+    const auto custom = [&](ggml_tensor * first, ggml_tensor * second, ggml_custom_op_t run) {
+        ggml_tensor * args[] = {first, second};
+        return ggml_custom_4d(ctx, GGML_TYPE_I8, n_bytes, x->ne[1], 1, 1, args, second ? 2 : 1, run, GGML_N_TASKS_MAX,
+                              const_cast<row_form *>(&form));
+    };
+    if (is_norm_here(x)) {
+        ggml_tensor * node = custom(x->src[0]->src[0], x->src[1], run_norm);
+        set_own_float(node, eps_of(x->src[0]));
+        return node;
+    }
+    return custom(x, nullptr, run_round);
+}
+
+} // namespace kvg

@@ -1,0 +1,15 @@
+// Rows that are rounded for products (graph/product.h), as a graph node.
+#pragma once
+
+#include <ggml.h>
+
+#include "cpu/products.h"
+
+namespace kvg {
+
+// Rows of x as bytes. Where x is an RMS norm with a weight, which nothing outside of the graph reads, the node makes it itself, each row
+// before it is rounded: threads share that, and ggml's nodes are in no graph unless something else reads them.
+// x: (n, n_rows) of F32, whose rows are contiguous
+ggml_tensor * rounded(ggml_context * ctx, ggml_tensor * x, const row_form & form);
+
+} // namespace kvg

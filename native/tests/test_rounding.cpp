@@ -1,0 +1,197 @@
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "backends.h"
+#include "device.h"
+#include "graph/builder.h"
+#include "graph/product.h"
+#include "graph/rounding.h"
+#include "host_memory.h"
+#include "team.h"
+
+using namespace kvg;
+
+namespace {
+
+constexpr int64_t N = 1312; // more than a piece, whole blocks of 32
+constexpr float EPS = 1e-5f;
+
+std::vector<float> random_floats(size_t n, uint32_t seed) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    std::vector<float> x(n);
+    for (float & each : x) {
+        each = normal(random);
+    }
+    return x;
+}
+
+// Rows and what belongs to a norm of them.
+struct problem {
+    ggml_context_ptr ctx = new_ggml_context(64 * ggml_tensor_overhead() + ggml_graph_overhead());
+    std::vector<float> x;
+    std::vector<float> weight = random_floats(N, 2);
+    ggml_tensor * rows;
+    ggml_tensor * weights;
+    std::vector<std::pair<ggml_tensor *, const std::vector<float> *>> set;
+
+    explicit problem(std::vector<float> of) : x(std::move(of)) {
+        rows = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, N, static_cast<int64_t>(x.size()) / N);
+        weights = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, N);
+        set = {{rows, &x}, {weights, &weight}};
+    }
+    ggml_tensor * normed() { return ggml_mul(ctx.get(), ggml_rms_norm(ctx.get(), rows, EPS), weights); }
+};
+
+const row_form & form_of_q8_0() { return product_kernel_for(GGML_TYPE_Q8_0)->form; }
+
+struct result {
+    std::vector<uint8_t> bytes;
+    std::set<std::string> operations; // of ggml
+};
+
+// What `make` rounds, by a graph. There are buffers before: it is known where weights are.
+template <class F> result run(problem & p, F make, int of_team = 1, int of_ggml = 1) {
+    backends backends({cpu_device()});
+    backends.set_threads(of_ggml);
+    const team_share team(of_team);
+    const ggml_backend_buffer_ptr leafs(ggml_backend_alloc_ctx_tensors(p.ctx.get(), backends.cpu()));
+    for (const auto & [tensor, numbers] : p.set) {
+        ggml_backend_tensor_set(tensor, numbers->data(), 0, ggml_nbytes(tensor));
+    }
+    ggml_tensor * rows = make();
+    ggml_cgraph * graph = ggml_new_graph(p.ctx.get());
+    ggml_build_forward_expand(graph, rows);
+    const ggml_backend_buffer_ptr nodes(ggml_backend_alloc_ctx_tensors(p.ctx.get(), backends.cpu()));
+    REQUIRE(ggml_backend_graph_compute(backends.cpu(), graph) == GGML_STATUS_SUCCESS);
+    result result;
+    result.bytes.resize(ggml_nbytes(rows));
+    ggml_backend_tensor_get(rows, result.bytes.data(), 0, result.bytes.size());
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+        result.operations.insert(ggml_op_name(ggml_graph_node(graph, i)->op));
+    }
+    return result;
+}
+
+// What a row of bytes stands for, by products with the unit vectors.
+std::vector<float> numbers_of(const std::vector<uint8_t> & bytes) {
+    std::vector<float> units(N * N);
+    for (size_t i = 0; i < N; ++i) {
+        units[i * N + i] = 1.0f;
+    }
+    std::vector<uint8_t> weights(ggml_row_size(GGML_TYPE_Q8_0, N) * N);
+    ggml_quantize_chunk(GGML_TYPE_Q8_0, units.data(), weights.data(), 0, N, N, nullptr);
+    const auto n_rows = static_cast<uint32_t>(bytes.size() / form_of_q8_0().bytes(N));
+    std::vector<float> out(size_t{n_rows} * N);
+    const product_job job = {weights.data(), ggml_row_size(GGML_TYPE_Q8_0, N), bytes.data(), out.data(), N, N, n_rows};
+    product_kernel_for(GGML_TYPE_Q8_0)->run(job, 0, N / PRODUCT_TILE);
+    return out;
+}
+
+// Whether rows of bytes are these numbers, rounded.
+void check_rounded(const std::vector<uint8_t> & bytes, const std::vector<double> & wanted) {
+    const std::vector<float> numbers = numbers_of(bytes);
+    REQUIRE(numbers.size() == wanted.size());
+    double worst = 0;
+    for (size_t block = 0; block < numbers.size(); block += 32) {
+        double most = 0;
+        for (size_t i = block; i < block + 32; ++i) {
+            most = std::fmax(most, std::fabs(wanted[i]));
+        }
+        for (size_t i = block; i < block + 32; ++i) {
+            worst = std::fmax(worst, std::fabs(numbers[i] - wanted[i]) / (most / 127));
+        }
+    }
+    CHECK(worst < 0.6); // of a step; scales are F16
+}
+
+std::vector<double> naive_norm(const problem & p) {
+    std::vector<double> y(p.x.size());
+    for (size_t row = 0; row < y.size(); row += N) {
+        double sum = 0;
+        for (size_t i = 0; i < N; ++i) {
+            sum += double{p.x[row + i]} * p.x[row + i];
+        }
+        for (size_t i = 0; i < N; ++i) {
+            y[row + i] = p.x[row + i] / std::sqrt(sum / N + double{EPS}) * p.weight[i];
+        }
+    }
+    return y;
+}
+
+// Rows of all of them one behind the other, each by a graph of its own.
+template <class F> std::vector<uint8_t> one_by_one(const std::vector<float> & x, F run_row) {
+    std::vector<uint8_t> all;
+    for (size_t row = 0; row < x.size(); row += N) {
+        const std::vector<uint8_t> one =
+            run_row(std::vector<float>(x.begin() + static_cast<ptrdiff_t>(row), x.begin() + static_cast<ptrdiff_t>(row + N)));
+        all.insert(all.end(), one.begin(), one.end());
+    }
+    return all;
+}
+
+} // namespace
+
+TEST_CASE("rows are normed where they are rounded: F64's numbers, the same for a row alone and by any number of threads") {
+    if (!product_kernel_for(GGML_TYPE_Q8_0)) {
+        return;
+    }
+    const std::vector<float> x = random_floats(37 * N, 1);
+    const auto round_norm = [](problem & p, int of_team, int of_ggml) {
+        return run(p, [&] { return rounded(p.ctx.get(), p.normed(), form_of_q8_0()); }, of_team, of_ggml);
+    };
+    problem p(x);
+    const result all = round_norm(p, 1, 1);
+    CHECK(all.operations == std::set<std::string>{"CUSTOM"});
+    check_rounded(all.bytes, naive_norm(p));
+    for (const auto & [of_team, of_ggml] : {std::pair{2, 1}, {3, 1}, {1, 3}}) {
+        problem again(x);
+        CHECK(round_norm(again, of_team, of_ggml).bytes == all.bytes);
+    }
+    CHECK(one_by_one(x, [&](std::vector<float> row) {
+              problem one(std::move(row));
+              return round_norm(one, 1, 1).bytes;
+          }) == all.bytes);
+}
+
+TEST_CASE("a norm that is read outside, or whose weight is elsewhere, stays ggml's") {
+    if (!product_kernel_for(GGML_TYPE_Q8_0)) {
+        return;
+    }
+    problem p(random_floats(3 * N, 1));
+    const std::set<std::string> by_ggml = {"CUSTOM", "MUL", "RMS_NORM"};
+    const result output = run(p, [&] {
+        ggml_tensor * y = p.normed();
+        ggml_set_output(y);
+        return rounded(p.ctx.get(), y, form_of_q8_0());
+    });
+    CHECK(output.operations == by_ggml);
+    check_rounded(output.bytes, naive_norm(p));
+    problem of_nodes(random_floats(3 * N, 1));
+    const result computed = run(of_nodes, [&] {
+        of_nodes.weights = ggml_scale(of_nodes.ctx.get(), of_nodes.weights, 1.0f);
+        return rounded(of_nodes.ctx.get(), of_nodes.normed(), form_of_q8_0());
+    });
+    CHECK(computed.operations == std::set<std::string>{"CUSTOM", "MUL", "RMS_NORM", "SCALE"});
+    CHECK(computed.bytes == output.bytes);
+}
+
+TEST_CASE("operations that are in no graph are wished nowhere") {
+    const std::vector<active_adapter> no_adapters;
+    builder b(no_adapters);
+    ggml_tensor * x = b.input("x", GGML_TYPE_F32, N, 1);
+    ggml_tensor * used = ggml_scale(b.ctx(), x, 2.0f);
+    ggml_scale(b.ctx(), x, 3.0f);
+    b.wish(cpu_device());
+    CHECK(b.wishes().size() == 2);
+    b.root(used);
+    b.finish();
+    REQUIRE(b.wishes().size() == 1);
+    CHECK(b.wishes().front().first == used);
+}
