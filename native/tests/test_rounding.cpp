@@ -126,11 +126,10 @@ std::vector<double> naive_norm(const problem & p) {
 }
 
 // Rows of all of them one behind the other, each by a graph of its own.
-template <class F> std::vector<uint8_t> one_by_one(const std::vector<float> & x, F run_row) {
+template <class F> std::vector<uint8_t> one_by_one(const std::vector<float> & x, int64_t width, F run_row) {
     std::vector<uint8_t> all;
-    for (size_t row = 0; row < x.size(); row += N) {
-        const std::vector<uint8_t> one =
-            run_row(std::vector<float>(x.begin() + static_cast<ptrdiff_t>(row), x.begin() + static_cast<ptrdiff_t>(row + N)));
+    for (auto row = x.begin(); row < x.end(); row += width) {
+        const std::vector<uint8_t> one = run_row(std::vector<float>(row, row + width));
         all.insert(all.end(), one.begin(), one.end());
     }
     return all;
@@ -154,10 +153,96 @@ TEST_CASE("rows are normed where they are rounded: F64's numbers, the same for a
         problem again(x);
         CHECK(round_norm(again, of_team, of_ggml).bytes == all.bytes);
     }
-    CHECK(one_by_one(x, [&](std::vector<float> row) {
+    CHECK(one_by_one(x, N, [&](std::vector<float> row) {
               problem one(std::move(row));
               return round_norm(one, 1, 1).bytes;
           }) == all.bytes);
+}
+
+namespace {
+
+// Products with a matrix of gates and one of ups, which may be one.
+struct gating {
+    static constexpr int64_t N_IN = 64;
+    ggml_glu_op kind;
+    bool are_halves;
+    std::vector<float> x; // (N_IN, n_rows)
+
+    // What the gate's node rounds, or, if plain, gates and ups as floats
+    result run(bool plain, int of_team = 1, int of_ggml = 1) const {
+        const int64_t n_rows = static_cast<int64_t>(x.size()) / N_IN;
+        problem p{std::vector<float>(N)};
+        ggml_tensor * rows = ggml_new_tensor_2d(p.ctx.get(), GGML_TYPE_F32, N_IN, n_rows);
+        ggml_tensor * both = ggml_new_tensor_2d(p.ctx.get(), GGML_TYPE_Q8_0, N_IN, 2 * N);
+        const std::vector<float> floats = random_floats(static_cast<size_t>(2 * N * N_IN), 3);
+        std::vector<float> raw(ggml_nbytes(both) / sizeof(float));
+        ggml_quantize_chunk(GGML_TYPE_Q8_0, floats.data(), raw.data(), 0, 2 * N, N_IN, nullptr);
+        p.set.insert(p.set.end(), {{rows, &x}, {both, &raw}});
+        ggml_context * ctx = p.ctx.get();
+        return ::run(
+            p,
+            [&] {
+                const auto half = [&](size_t i) { return ggml_view_2d(ctx, both, N_IN, N, both->nb[1], i * N * both->nb[1]); };
+                ggml_tensor * in = rounded(ctx, rows, form_of_q8_0());
+                if (plain || are_halves) {
+                    ggml_tensor * y = multiply(ctx, {both}, in).front();
+                    return plain ? y : rounded(ctx, ggml_glu(ctx, y, kind, false), form_of_q8_0());
+                }
+                const std::vector<ggml_tensor *> each = multiply(ctx, {half(0), half(1)}, in);
+                return rounded(ctx, ggml_glu_split(ctx, each[0], each[1], kind), form_of_q8_0());
+            },
+            of_team, of_ggml);
+    }
+    std::vector<double> naive() const {
+        const std::vector<uint8_t> bytes = run(true).bytes;
+        std::vector<float> products(bytes.size() / sizeof(float));
+        std::memcpy(products.data(), bytes.data(), bytes.size());
+        std::vector<double> y;
+        for (size_t row = 0; row < products.size(); row += 2 * N) {
+            for (size_t i = row; i < row + N; ++i) {
+                const double g = products[i];
+                const double opened = kind == GGML_GLU_OP_SWIGLU
+                                          ? g / (1 + std::exp(-g))
+                                          : 0.5 * g * (1 + std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g)));
+                y.push_back(opened * products[i + N]);
+            }
+        }
+        return y;
+    }
+};
+
+} // namespace
+
+TEST_CASE("gates of products are opened where rows are rounded: F64's numbers, for a row alone and by any number of threads") {
+    if (!product_kernel_for(GGML_TYPE_Q8_0)) {
+        return;
+    }
+    for (const ggml_glu_op kind : {GGML_GLU_OP_SWIGLU, GGML_GLU_OP_GEGLU}) {
+        for (const bool are_halves : {false, true}) {
+            CAPTURE(are_halves);
+            const gating all = {kind, are_halves, random_floats(19 * gating::N_IN, 4)};
+            const result made = all.run(false);
+            CHECK(made.operations.count("GLU") == 0);
+            check_rounded(made.bytes, all.naive());
+            for (const auto & [of_team, of_ggml] : {std::pair{2, 1}, {3, 1}, {1, 3}}) {
+                CHECK(all.run(false, of_team, of_ggml).bytes == made.bytes);
+            }
+            CHECK(one_by_one(all.x, gating::N_IN, [&](std::vector<float> row) {
+                      return gating{kind, are_halves, std::move(row)}.run(false).bytes;
+                  }) == made.bytes);
+        }
+    }
+}
+
+TEST_CASE("a gate that the kernel hasn't, or whose numbers ggml makes, stays ggml's") {
+    if (!product_kernel_for(GGML_TYPE_Q8_0)) {
+        return;
+    }
+    CHECK(gating{GGML_GLU_OP_REGLU, false, random_floats(gating::N_IN, 4)}.run(false).operations.count("GLU") == 1);
+    problem p(random_floats(2 * N, 1));
+    const result of_ggml =
+        run(p, [&] { return rounded(p.ctx.get(), ggml_swiglu_split(p.ctx.get(), p.rows, p.rows), form_of_q8_0()); });
+    CHECK(of_ggml.operations.count("GLU") == 1);
 }
 
 TEST_CASE("a norm that is read outside, or whose weight is elsewhere, stays ggml's") {
