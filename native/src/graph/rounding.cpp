@@ -1,12 +1,11 @@
 #include "graph/rounding.h"
 
 #include <algorithm>
-#include <cstring>
-
-#include <ggml-backend.h>
 
 #include "cpu/kernel.h"
+#include "graph/own_word.h"
 #include "graph/product.h"
+#include "graph/rms_norm.h"
 #include "graph/thread_share.h"
 
 namespace kvg {
@@ -14,18 +13,6 @@ namespace kvg {
 namespace {
 
 constexpr uint32_t PIECE = 1024; // numbers at a time, which stay in L1
-
-// The last word of an operation's parameters, which ggml leaves free.
-constexpr size_t OWN_WORD = GGML_MAX_OP_PARAMS / sizeof(int32_t) - 1;
-
-template <class T> T own(const ggml_tensor * node) {
-    static_assert(sizeof(T) == sizeof(int32_t));
-    T value;
-    std::memcpy(&value, node->op_params + OWN_WORD, sizeof(value));
-    return value;
-}
-
-template <class T> void set_own(ggml_tensor * node, T value) { std::memcpy(node->op_params + OWN_WORD, &value, sizeof(value)); }
 
 const float * row_of(const ggml_tensor * x, uint32_t row) {
     return reinterpret_cast<const float *>(static_cast<const char *>(x->data) + row * x->nb[1]);
@@ -63,7 +50,7 @@ void run_norm(ggml_tensor * dst, int ith, int nth, void * form) {
     const ggml_tensor * x = dst->src[0];
     const auto * weight = static_cast<const float *>(dst->src[1]->data);
     const auto n = static_cast<uint32_t>(x->ne[0]);
-    const auto eps = own<float>(dst);
+    const float eps = eps_of(dst);
     each_row(dst, ith, nth, [&](uint32_t r, uint8_t * to) {
         const float * row = row_of(x, r);
         const float factor = kernel.factor(row, n, eps);
@@ -88,7 +75,7 @@ gate_function gate_of(ggml_glu_op kind) {
 
 // Gates and ups are rows of two tensors, or halves of rows of one.
 void run_gate(ggml_tensor * dst, int ith, int nth, void * form) {
-    const gate_function gate = gate_of(own<ggml_glu_op>(dst));
+    const gate_function gate = gate_of(own_word<ggml_glu_op>(dst));
     const bool are_halves = !dst->src[1];
     const ggml_tensor * gates = dst->src[0];
     const ggml_tensor * ups = are_halves ? gates : dst->src[1];
@@ -107,16 +94,6 @@ bool has_rows_of_floats(const ggml_tensor * x) {
     return x->type == GGML_TYPE_F32 && ggml_is_matrix(x) && x->nb[0] == sizeof(float);
 }
 
-// Whether x is a norm that the CPU can make where it rounds: its weight is there.
-bool is_norm_here(const ggml_tensor * x) {
-    if (x->op != GGML_OP_MUL || x->src[0]->op != GGML_OP_RMS_NORM || is_output(x)) {
-        return false;
-    }
-    const ggml_tensor * weight = x->src[1];
-    return has_rows_of_floats(x->src[0]->src[0]) && has_rows_of_floats(weight) && ggml_nelements(weight) == x->ne[0] &&
-           weight->buffer && ggml_backend_buffer_is_host(weight->buffer);
-}
-
 // Whether x is a gate of our own products, which are on the CPU: of ggml's the device may be another one.
 bool is_gate_here(const ggml_tensor * x) {
     if (x->op != GGML_OP_GLU || is_output(x) || !gate_of(ggml_get_glu_op(x))) {
@@ -129,12 +106,6 @@ bool is_gate_here(const ggml_tensor * x) {
     return is_ours(x->src[0]) && (x->src[1] ? is_ours(x->src[1]) : !are_swapped);
 }
 
-float eps_of(const ggml_tensor * norm) {
-    float eps = 0.0f;
-    std::memcpy(&eps, norm->op_params, sizeof(eps));
-    return eps;
-}
-
 } // namespace
 
 ggml_tensor * rounded(ggml_context * ctx, ggml_tensor * x, const row_form & form) {
@@ -144,14 +115,14 @@ ggml_tensor * rounded(ggml_context * ctx, ggml_tensor * x, const row_form & form
         return ggml_custom_4d(ctx, GGML_TYPE_I8, n_bytes, x->ne[1], 1, 1, args, second ? 2 : 1, run, GGML_N_TASKS_MAX,
                               const_cast<row_form *>(&form));
     };
-    if (is_norm_here(x)) {
-        ggml_tensor * node = custom(x->src[0]->src[0], x->src[1], run_norm);
-        set_own(node, eps_of(x->src[0]));
+    if (is_rms_norm(x) && !is_output(x)) {
+        ggml_tensor * node = custom(x->src[0], x->src[1], run_norm);
+        set_own_word(node, eps_of(x));
         return node;
     }
     if (is_gate_here(x)) {
         ggml_tensor * node = custom(x->src[0], x->src[1], run_gate);
-        set_own(node, ggml_get_glu_op(x));
+        set_own_word(node, ggml_get_glu_op(x));
         return node;
     }
     return custom(x, nullptr, run_round);

@@ -1,5 +1,7 @@
 #include "graph/block/norm.h"
 
+#include "graph/rms_norm.h"
+
 namespace kvg {
 
 ggml_tensor * normalized(builder & b, norm_kind kind, ggml_tensor * x, float eps) {
@@ -16,7 +18,9 @@ ggml_tensor * norm(builder & b, norm_kind kind, ggml_tensor * x, ggml_tensor * w
     if (!weight) {
         return x;
     }
-    ggml_tensor * y = ggml_mul(b.ctx(), normalized(b, kind, x, eps), weight);
+    ggml_tensor * y = kind == norm_kind::rms && is_normed_here(x, weight)
+                          ? rms_norm(b.ctx(), x, weight, eps)
+                          : ggml_mul(b.ctx(), normalized(b, kind, x, eps), weight);
     return bias ? ggml_add(b.ctx(), y, bias) : y;
 }
 
