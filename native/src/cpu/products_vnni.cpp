@@ -8,6 +8,81 @@ namespace {
 
 inline block_scales scales_alone(__m512 scales) { return {scales, _mm512_setzero_ps()}; }
 
+template <class W> struct scales_of {
+    block_scales scales;
+    void set(const weight_rows & rows) { scales = W::scales(rows); }
+};
+
+// Products with 16 bytes of 4 bits at `offset`, whose lower halves are the first 16 numbers. low(i, v) and high(i, v) are the numbers of v, of
+// rows i, i + 4, i + 8 and i + 12.
+template <class F, class G>
+[[gnu::always_inline]] inline four_sums products_of_nibbles(const weight_rows & rows, ptrdiff_t offset, const uint8_t * x,
+                                                            F low, G high) {
+    const __m512i first = _mm512_broadcast_i32x4(load_128(x));
+    const __m512i others = _mm512_broadcast_i32x4(load_128(x + 16));
+    four_sums sums;
+#pragma GCC unroll 4
+    for (size_t i = 0; i < 4; ++i) {
+        const __m512i both = rows.fourths(i, offset);
+        sums.of[i] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), low(i, both), first);
+        sums.of[i] = _mm512_dpbusd_epi32(sums.of[i], high(i, both), others);
+    }
+    return sums;
+}
+template <class W> inline four_sums products_of_nibbles(const weight_rows & rows, ptrdiff_t offset, const uint8_t * x) {
+    return products_of_nibbles(
+        rows, offset, x, [](size_t, __m512i v) { return W::low(v); }, [](size_t, __m512i v) { return W::high(v); });
+}
+
+// Two words of 16 bits of each row, of those of doubles(): the first of all rows, then the second. order: where rows begin, twice
+alignas(64) constexpr int16_t ROW_BY_ROW[32] = {0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60,
+                                                0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60};
+inline __m512i two_words(const __m512i * doubles, int first, int second, const int16_t * order = ROW_BY_ROW) {
+    const __m512i word =
+        joined(_mm256_set1_epi16(static_cast<int16_t>(first)), _mm256_set1_epi16(static_cast<int16_t>(second)));
+    return _mm512_permutex2var_epi16(doubles[0], _mm512_add_epi16(_mm512_load_si512(order), word), doubles[1]);
+}
+inline __m512 lower_floats(__m512i halves) { return _mm512_cvtph_ps(_mm512_castsi512_si256(halves)); }
+inline __m512 upper_floats(__m512i halves) { return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1)); }
+inline block_scales scale_and_minimum(const __m512i * doubles) {
+    const __m512i both = two_words(doubles, 0, 1);
+    return {lower_floats(both), upper_floats(both)};
+}
+
+// Fifth bits as masks of vectors with numbers of rows i, i + 4, i + 8 and i + 12
+class fifth_bits {
+public:
+    // Bits are words `first` and first + 1 of those of doubles().
+    void set(const __m512i * doubles, int first) {
+        alignas(64) static constexpr int16_t ROWS[32] = {0, 16, 32, 48, 4, 20, 36, 52, 8, 24, 40, 56, 12, 28, 44, 60,
+                                                         0, 16, 32, 48, 4, 20, 36, 52, 8, 24, 40, 56, 12, 28, 44, 60};
+        _mm512_store_si512(masks_, two_words(doubles, first, first + 1, ROWS));
+        asm("" : "+m"(masks_)); // else they would be taken out of the vector one by one, which is slower than reading them
+    }
+    // Numbers 0 to 15 of a row, or 16 to 31
+    __mmask64 low(size_t i) const { return masks_[i]; }
+    __mmask64 high(size_t i) const { return masks_[4 + i]; }
+
+private:
+    alignas(64) uint64_t masks_[8];
+};
+
+// As products_of_nibbles, with `value` more where the fifth bit is set
+template <class W>
+inline four_sums products_of_fives(const weight_rows & rows, ptrdiff_t offset, const uint8_t * x, const fifth_bits & bits,
+                                   uint8_t value) {
+    return products_of_nibbles(
+        rows, offset, x,
+        [&](size_t i, __m512i v) {
+            const __m512i four = W::low(v);
+            return _mm512_mask_add_epi8(four, bits.low(i), four, bytes(value));
+        },
+        [&](size_t i, __m512i v) {
+            const __m512i four = W::high(v);
+            return _mm512_mask_add_epi8(four, bits.high(i), four, bytes(value));
+        });
+}
+
 // An F16, 32 signed bytes
 struct q8_0_weights {
     static constexpr size_t BYTES = 34;
@@ -23,6 +98,19 @@ struct q8_0_weights {
         return numbers;
     }
     static block_scales scales(const weight_rows & rows) { return scales_alone(rows.halves(0)); }
+    using head = scales_of<q8_0_weights>;
+    static four_sums products(const weight_rows & rows, ptrdiff_t offset, const uint8_t * x, const head &) {
+        const __m512i twice = _mm512_broadcast_i64x4(load_256(x));
+        const auto two = [&](size_t row) { // and the fourth after it
+            const __m512i numbers = joined(load_256(rows.at(row) + offset + 2), load_256(rows.at(row + 4) + offset + 2));
+            return _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_xor_si512(numbers, bytes(0x80)), twice);
+        };
+        four_sums sums;
+        for (size_t i = 0; i < 4; ++i) {
+            sums.of[i] = sums_of_halves(two(i), two(i + 8));
+        }
+        return sums;
+    }
 };
 
 // Numbers of 4 bits: the lower halves of the 16 bytes at `offset` are numbers 0 to 15, the upper ones are the rest. Each is moved so that
@@ -89,6 +177,19 @@ struct q4_1_weights {
         const __m512i both = rows.word(0);
         return {low_halves(both), high_halves(both)};
     }
+    static __m512i low(__m512i v) { return _mm512_and_si512(v, bytes(0x0f)); }
+    static __m512i high(__m512i v) { return low(_mm512_srli_epi16(v, 4)); }
+    struct head {
+        block_scales scales;
+        void set(const weight_rows & rows) {
+            __m512i doubles[2];
+            rows.doubles(0, doubles);
+            scales = scale_and_minimum(doubles);
+        }
+    };
+    static four_sums products(const weight_rows & rows, ptrdiff_t offset, const uint8_t * x, const head &) {
+        return products_of_nibbles<q4_1_weights>(rows, offset + 4, x);
+    }
 };
 
 // An F16, 32 bits, 32 numbers of 4 bits: scale * (number + 16 * bit - 16). Bytes are 8 times the number.
@@ -100,6 +201,21 @@ struct q5_0_weights {
     static block_scales scales(const weight_rows & rows) {
         return scales_alone(_mm512_mul_ps(rows.halves(0), _mm512_set1_ps(1.0f / 8)));
     }
+    static __m512i low(__m512i v) { return _mm512_and_si512(_mm512_slli_epi16(v, 3), bytes(0x78)); }
+    static __m512i high(__m512i v) { return _mm512_and_si512(_mm512_srli_epi16(v, 1), bytes(0x78)); }
+    struct head {
+        block_scales scales;
+        fifth_bits bits;
+        void set(const weight_rows & rows) {
+            __m512i doubles[2];
+            rows.doubles(0, doubles);
+            bits.set(doubles, 1);
+            scales = scales_alone(_mm512_mul_ps(lower_floats(two_words(doubles, 0, 0)), _mm512_set1_ps(1.0f / 8)));
+        }
+    };
+    static four_sums products(const weight_rows & rows, ptrdiff_t offset, const uint8_t * x, const head & head) {
+        return products_of_fives<q5_0_weights>(rows, offset + 6, x, head.bits, 0x80);
+    }
 };
 
 // Two F16, 32 bits, 32 numbers of 4 bits: scale * (number + 16 * bit) + minimum
@@ -109,6 +225,19 @@ struct q5_1_weights {
 
     static block_numbers numbers(const weight_rows & rows) { return add_bits(nibbles<0>(rows, 8), rows, 4, 0x10); }
     static block_scales scales(const weight_rows & rows) { return q4_1_weights::scales(rows); }
+    struct head {
+        block_scales scales;
+        fifth_bits bits;
+        void set(const weight_rows & rows) {
+            __m512i doubles[2];
+            rows.doubles(0, doubles);
+            bits.set(doubles, 2);
+            scales = scale_and_minimum(doubles);
+        }
+    };
+    static four_sums products(const weight_rows & rows, ptrdiff_t offset, const uint8_t * x, const head & head) {
+        return products_of_fives<q4_1_weights>(rows, offset + 8, x, head.bits, 0x10);
+    }
 };
 
 // An F16, 32 numbers of 4 bits that stand for others

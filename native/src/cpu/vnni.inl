@@ -75,6 +75,18 @@ inline void transpose(__m512i * r) {
     }
 }
 
+// Of four vectors the sum of each 128 bits: those of vector i are lane i of 128 bits.
+inline __m512i sums_of_fours(const __m512i * v) {
+    const auto added = [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); };
+    const __m512i a = added(_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
+    const __m512i b = added(_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
+    return added(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+}
+// Of two such vectors the sums of two neighbours
+inline __m512i sums_of_halves(__m512i a, __m512i b) {
+    return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+}
+
 // The same place in each of 16 rows of weights.
 struct weight_rows {
     const uint8_t * fours[4]; // rows 0, 4, 8 and 12: an instruction adds 0 to 3 strides itself
@@ -89,6 +101,11 @@ struct weight_rows {
         }
     }
     weight_rows from(size_t offset) const { return {fours[0] + offset, stride, width, next}; }
+    void advance(size_t bytes) {
+        for (const uint8_t *& four : fours) {
+            four += bytes;
+        }
+    }
     const uint8_t * at(size_t row) const { return fours[row / 4] + row % 4 * stride; }
     [[gnu::always_inline]] void fetch(size_t offset) const {
 #pragma GCC unroll 16
@@ -103,19 +120,40 @@ struct weight_rows {
         }
     }
     // Of each row an F16, a byte, 32 bits.
-    [[gnu::always_inline]] __m512 halves(size_t offset) const { return halves(offset, std::make_index_sequence<TILE>()); }
-    [[gnu::always_inline]] __m512i bytes(size_t offset) const { return bytes(offset, std::make_index_sequence<TILE>()); }
+    [[gnu::always_inline]] __m512 halves(size_t offset) const {
+        const auto sequence = std::make_integer_sequence<int, 8>();
+        const __m256i first = _mm256_castsi128_si256(eight_halves(0, offset, sequence));
+        return _mm512_cvtph_ps(_mm256_inserti128_si256(first, eight_halves(8, offset, sequence), 1));
+    }
+    [[gnu::always_inline]] __m512i bytes(size_t offset) const {
+        return _mm512_cvtepu8_epi32(all_bytes(offset, std::make_integer_sequence<int, TILE>()));
+    }
     [[gnu::always_inline]] __m512i word(size_t offset) const { return word(offset, std::make_index_sequence<TILE / 2>()); }
+    // Of row i and each fourth row after it 128 bits
+    [[gnu::always_inline]] __m512i fourths(size_t i, ptrdiff_t offset) const {
+        const auto two = [&](size_t row) {
+            const __m256i low = _mm256_castsi128_si256(load_128(at(row) + offset));
+            return _mm256_inserti128_si256(low, load_128(at(row + 4) + offset), 1);
+        };
+        return joined(two(i), two(i + 8));
+    }
+    // Of each row 64 bits; 16 bits of them are then picked: word w of row r is number 4 r + w.
+    [[gnu::always_inline]] void doubles(size_t offset, __m512i * both) const {
+        for (size_t i = 0; i < 2; ++i) {
+            const auto two = [&](size_t row) __attribute__((always_inline)) {
+                const __m128d low = _mm_load_sd(reinterpret_cast<const double *>(at(row) + offset));
+                return _mm_castpd_si128(_mm_loadh_pd(low, reinterpret_cast<const double *>(at(row + 1) + offset)));
+            };
+            const auto four = [&](size_t row) __attribute__((always_inline)) {
+                return _mm256_inserti128_si256(_mm256_castsi128_si256(two(row)), two(row + 2), 1);
+            };
+            both[i] = joined(four(8 * i), four(8 * i + 4));
+        }
+    }
     // Of each row 128 bits: words i of all rows are vector i.
     [[gnu::always_inline]] void words(size_t offset, __m512i * words) const {
-        __m512i v[4];
-        for (size_t i = 0; i < 4; ++i) {
-            const auto two = [&](size_t row) {
-                const __m256i low = _mm256_castsi128_si256(load_128(at(row) + offset));
-                return _mm256_inserti128_si256(low, load_128(at(row + 4) + offset), 1);
-            };
-            v[i] = joined(two(i), two(i + 8));
-        }
+        const auto at = static_cast<ptrdiff_t>(offset);
+        const __m512i v[4] = {fourths(0, at), fourths(1, at), fourths(2, at), fourths(3, at)};
         const __m512i t[4] = {_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]),
                               _mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3])};
         words[0] = _mm512_unpacklo_epi64(t[0], t[2]);
@@ -125,11 +163,17 @@ struct weight_rows {
     }
 
 private:
-    template <size_t... I> [[gnu::always_inline]] __m512 halves(size_t offset, std::index_sequence<I...>) const {
-        return _mm512_cvtph_ps(_mm256_setr_epi16(load<int16_t>(at(I) + offset)...));
+    // Put in one after the other: for setr() GCC takes each second one through a mask.
+    template <int... I>
+    [[gnu::always_inline]] __m128i eight_halves(size_t row, size_t offset, std::integer_sequence<int, I...>) const {
+        __m128i v = _mm_setzero_si128();
+        ((v = _mm_insert_epi16(v, load<int16_t>(at(row + I) + offset), I)), ...);
+        return v;
     }
-    template <size_t... I> [[gnu::always_inline]] __m512i bytes(size_t offset, std::index_sequence<I...>) const {
-        return _mm512_cvtepu8_epi32(_mm_setr_epi8(load<char>(at(I) + offset)...));
+    template <int... I> [[gnu::always_inline]] __m128i all_bytes(size_t offset, std::integer_sequence<int, I...>) const {
+        __m128i v = _mm_setzero_si128();
+        ((v = _mm_insert_epi8(v, load<int8_t>(at(I) + offset), I)), ...);
+        return v;
     }
     template <size_t... I> [[gnu::always_inline]] __m512i word(size_t offset, std::index_sequence<I...>) const {
         return joined(_mm256_setr_epi32(load<int32_t>(at(I) + offset)...),

@@ -148,17 +148,8 @@ void multiply_by_lanes(tile & scales, const weight_rows & weights, const rounded
 
 // Of 16 vectors the sum of all lanes: that of vector i is in lane i.
 inline __m512i sums_of_lanes(const __m512i * v) {
-    const auto added = [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); };
-    __m512i four[4]; // of four vectors each, in each 128 bits
-    for (uint32_t i = 0; i < 4; ++i, v += 4) {
-        const __m512i a = added(_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
-        const __m512i b = added(_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
-        four[i] = added(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
-    }
-    const auto halved = [&](__m512i a, __m512i b) {
-        return added(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
-    };
-    return halved(halved(four[0], four[1]), halved(four[2], four[3]));
+    return sums_of_halves(sums_of_halves(sums_of_fours(v), sums_of_fours(v + 4)),
+                          sums_of_halves(sums_of_fours(v + 8), sums_of_fours(v + 12)));
 }
 
 // 16 blocks, each of a row of weights

@@ -6,18 +6,24 @@
 //   numbers(rows)      of a block of 16 rows: unsigned bytes
 //   scales(rows)       what it has beside them
 // With HALVES two blocks are packed together, and numbers(rows, i) and scales(rows, i) are of the first or the second.
-// If it is RAISED, a scale and 16 bytes of 4 bits, OF_NIBBLES<W> may be true. It has then
+//
+// One row alone is multiplied in one of three ways, whichever is the fastest. A type may have
+//   head               what set(rows) takes out of a block of 16 rows beside its numbers, with `scales`
+//   products(rows, offset, x, head)   of a block of 16 rows that is at this offset of them with one row's 32 bytes
+// or, if it is RAISED, a scale and 16 bytes of 4 bits, OF_NIBBLES<W> may be true. It has then
 //   low(v), high(v)    numbers of the lower or the upper halves of bytes, as numbers() has them
 //   scales_of(v, i)    scale i of those that are in a word
 #include "cpu/rounded_rows.h"
 #include "cpu/vnni.inl"
+
+#include <type_traits>
 
 namespace kvg::products_vnni {
 
 namespace {
 
 constexpr uint32_t BLOCK = rounded_32::N;
-constexpr uint32_t CHUNK = 512; // weights of a row at a time: unpacked they stay in L1
+constexpr uint32_t CHUNK = 512; // weights of a row at a time, at most: unpacked they stay in L1
 
 enum form {
     RAISED,  // scale * (byte - 128)
@@ -35,6 +41,11 @@ struct block_scales {
     __m512 others; // minima, or scales of the second halves
 };
 
+// Products of a block of 16 rows with one row: the sum of each 128 bits is that of a row. Vector i has rows i, i + 4, i + 8 and i + 12.
+struct four_sums {
+    __m512i of[4];
+};
+
 struct tile {
     block_numbers numbers[CHUNK / BLOCK];
     block_scales scales[CHUNK / BLOCK];
@@ -46,22 +57,27 @@ template <class W> struct piece {
     uint32_t first;
     uint32_t n_blocks;
 
-    block_numbers numbers(uint32_t b) const {
-        constexpr uint32_t blocks_of_line = W::BYTES > 32 ? 1 : 64 / W::BYTES;
-        if (b % blocks_of_line == 0) {
-            rows.fetch_behind<1>((first + b) * W::BYTES);
+    weight_rows block(uint32_t b) const { return rows.from((first + b) * W::BYTES); }
+    // Each 64 bytes once
+    [[gnu::always_inline]] void fetch(uint32_t b) const {
+        const size_t offset = (first + b) * W::BYTES;
+        if (offset % 64 < W::BYTES) {
+            rows.fetch_behind<1>(offset / 64 * 64);
         }
+    }
+    block_numbers numbers(uint32_t b) const {
+        fetch(b);
         if constexpr (W::FORM == HALVES) {
             return W::numbers(pair(b), b % 2);
         } else {
-            return W::numbers(rows.from((first + b) * W::BYTES));
+            return W::numbers(block(b));
         }
     }
     block_scales scales(uint32_t b) const {
         if constexpr (W::FORM == HALVES) {
             return W::scales(pair(b), b % 2);
         } else {
-            return W::scales(rows.from((first + b) * W::BYTES));
+            return W::scales(block(b));
         }
     }
 
@@ -117,6 +133,20 @@ inline void add_block(__m512 * sum, const block_numbers & numbers, const block_s
     }
 }
 
+// A row's sum goes on by a block of which all products are there.
+template <form FORM>
+inline __m512 with_block(__m512 sum, const four_sums & products, const block_scales & scales, const uint8_t * block) {
+    __m512i integers = sums_of_fours(products.of);
+    if constexpr (FORM == MINIMUM) {
+        const __m512 total = _mm512_set1_ps(load<float>(block + offsetof(rounded_32, total)));
+        sum = _mm512_fmadd_ps(scales.others, total, sum);
+    } else {
+        integers = _mm512_add_epi32(integers, _mm512_set1_epi32(load<int32_t>(block + offsetof(rounded_32, lift))));
+    }
+    const __m512 scale = _mm512_set1_ps(load<float>(block + offsetof(rounded_32, scale)));
+    return _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers), _mm512_mul_ps(scales.scales, scale), sum);
+}
+
 // N rows; numbers_of(b) and scales_of(b) tell what the weights have in block b.
 template <form FORM, uint32_t N, class F, class G>
 inline void multiply(uint32_t n_blocks, F numbers_of, G scales_of, const rounded_rows & x, sums * out) {
@@ -131,6 +161,40 @@ inline void multiply(uint32_t n_blocks, F numbers_of, G scales_of, const rounded
         _mm512_store_ps(out[r], sum[r]);
     }
 }
+
+// One row. Its products with a block are added before a lane is a row: that takes fewer instructions than turning the numbers first. Each step
+// of a block waits for the one before, and a CPU looks ahead by about a block. So three blocks are in work: one at its head, one at its
+// products, one at their sums. A function of its own, which has all registers.
+template <class W> [[gnu::noinline]] void multiply_as_it_lies(const piece<W> weights, const rounded_rows x, sums * out) {
+    __m512 sum = _mm512_load_ps(out[0]);
+    typename W::head heads[2];
+    four_sums before;
+    block_scales scales_before;
+    weight_rows rows = weights.block(0);
+    const uint8_t * numbers = x.numbers;
+    const uint8_t * blocks = x.blocks;
+    heads[0].set(rows);
+    for (uint32_t b = 0; b < weights.n_blocks; ++b) {
+        weights.fetch(b);
+        rows.advance(W::BYTES);
+        if (b + 1 < weights.n_blocks) {
+            heads[(b + 1) % 2].set(rows);
+        }
+        const four_sums products = W::products(rows, -static_cast<ptrdiff_t>(W::BYTES), numbers, heads[b % 2]);
+        if (b > 0) {
+            sum = with_block<W::FORM>(sum, before, scales_before, blocks - sizeof(rounded_32));
+        }
+        before = products;
+        scales_before = heads[b % 2].scales;
+        numbers += BLOCK;
+        blocks += sizeof(rounded_32);
+    }
+    sum = with_block<W::FORM>(sum, before, scales_before, blocks - sizeof(rounded_32));
+    _mm512_store_ps(out[0], sum);
+}
+
+template <class W, class = void> constexpr bool AS_IT_LIES = false;
+template <class W> constexpr bool AS_IT_LIES<W, std::void_t<typename W::head>> = true;
 
 template <class W> constexpr bool OF_NIBBLES = false;
 
@@ -220,8 +284,11 @@ private:
     __m512i scales_;
 };
 
-// One row. Blocks that are left over go one by one.
+// One row. Words are turned for as many blocks as are whole words; those that are left over go one by one.
 template <class W> void multiply_one(const piece<W> & weights, const rounded_rows & x, sums * out) {
+    if constexpr (AS_IT_LIES<W>) {
+        return multiply_as_it_lies(weights, x, out);
+    }
     uint32_t b = 0;
     if constexpr (OF_NIBBLES<W>) {
         nibble_words<W> words(weights, x);
@@ -263,14 +330,21 @@ void multiply_piece(tile & scratch, const piece<W> & weights, const rounded_rows
     by_eights(n_rows, [&](auto n, uint32_t r) { multiply_tile<W::FORM, n>(scratch, weights.n_blocks, x.from(r), out + r); });
 }
 
+// Weights of a row at a time: all of them with one row, which unpacks nothing, else equal parts of a row, in whole pairs of blocks.
+inline uint32_t part_of_row(uint32_t n_in, uint32_t n_rows) {
+    const uint32_t n_parts = n_rows == 1 ? 1 : (n_in + CHUNK - 1) / CHUNK;
+    return (n_in / n_parts + 2 * BLOCK - 1) / (2 * BLOCK) * (2 * BLOCK);
+}
+
 template <class W> void run(const product_job & job, uint32_t begin, uint32_t end) {
     tile scratch;
     const size_t stride = row_bytes<rounded_32>(job.n_in);
+    const uint32_t part = part_of_row(job.n_in, job.n_rows);
     run_tiles<weight_rows>(job, begin, end, stride,
                            [&](const weight_rows & weights, const uint8_t * rows, uint32_t n, sums * out) {
-                               for (uint32_t in = 0; in < job.n_in; in += CHUNK) {
+                               for (uint32_t in = 0; in < job.n_in; in += part) {
                                    const uint32_t b = in / BLOCK;
-                                   const uint32_t n_blocks = (job.n_in - in < CHUNK ? job.n_in - in : CHUNK) / BLOCK;
+                                   const uint32_t n_blocks = (job.n_in - in < part ? job.n_in - in : part) / BLOCK;
                                    const uint8_t * blocks = rows + job.n_in + b * sizeof(rounded_32);
                                    multiply_piece<W>(scratch, {weights, b, n_blocks}, {rows + in, blocks, stride}, n, out);
                                }
