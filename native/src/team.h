@@ -27,6 +27,9 @@ public:
     // Wakes members that sleep: work for n_threads is about to come.
     void wake(int n_threads);
     static constexpr size_t MAX_THREADS = 512;
+    // What member i, from 1 on, will probably read next: while it waits for work it fetches that into its CPU's cache. The memory may be
+    // gone by then.
+    void read_ahead(int i, const uint8_t * begin, size_t n_bytes);
 
 private:
     struct job {
@@ -38,6 +41,8 @@ private:
     struct alignas(128) member {
         std::atomic<uintptr_t> post{0};
         std::atomic<uint32_t> asleep{0};
+        std::atomic<const uint8_t *> ahead{nullptr};
+        std::atomic<size_t> n_ahead{0}; // bytes
         int number = 0;
     };
 
@@ -48,6 +53,7 @@ private:
     void wake(member & member);
     void live(member & self);
     uintptr_t wait_for_job(member & self);
+    static void fetch_ahead(member & self);
     void wait_for(member & member, uintptr_t taken);
 
     static constexpr size_t MAX_MEMBERS = MAX_THREADS - 1;

@@ -176,3 +176,29 @@ TEST_CASE("ranges of an operation: whole units, each once, in ggml's parts or th
         }
     }
 }
+
+namespace {
+
+// Whether member 1 takes part in a job within some seconds.
+bool member_comes() {
+    std::atomic<bool> has_come{false};
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (!has_come && std::chrono::steady_clock::now() < end) {
+        team::here().run(2, [&](int i) {
+            has_come = has_come || i == 1;
+            for (int k = 0; k < 1000 && !has_come; ++k) {
+                std::this_thread::sleep_for(std::chrono::microseconds(10));
+            }
+        });
+    }
+    return has_come;
+}
+
+} // namespace
+
+TEST_CASE("a member that reads ahead takes the next job soon, and the memory may be gone") {
+    CHECK(member_comes());
+    team::here().read_ahead(1, reinterpret_cast<const uint8_t *>(64), size_t{1} << 44); // would take it many minutes
+    CHECK(member_comes());                                                              // after this it reads ahead
+    CHECK(member_comes());
+}

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "error.h"
@@ -71,7 +72,7 @@ void builder::together(ggml_tensor * x, std::initializer_list<ggml_tensor *> wei
     }
     for (const auto & [form, some] : alike) {
         ggml_tensor * rows = rounded_for(x, *form);
-        const std::vector<ggml_tensor *> made = multiply(ctx(), some, rows);
+        const std::vector<ggml_tensor *> made = multiply(ctx(), some, rows, &product_orders_.emplace_back());
         called_as(made.front()->view_src ? made.front()->view_src : made.front(), some.front());
         for (size_t i = 0; i < some.size(); ++i) {
             products_[{x, some[i]}] = made[i];
@@ -85,7 +86,11 @@ ggml_tensor * builder::plain_product(ggml_tensor * x, ggml_tensor * weight) {
         return made->second;
     }
     const row_form * form = form_of(weight, x);
-    return form ? multiply(ctx(), {weight}, rounded_for(x, *form)).front() : ggml_mul_mat(ctx(), weight, x);
+    if (!form) {
+        return ggml_mul_mat(ctx(), weight, x);
+    }
+    ggml_tensor * rows = rounded_for(x, *form);
+    return multiply(ctx(), {weight}, rows, &product_orders_.emplace_back()).front();
 }
 
 // y, a product of x, and what adapters add to it. ids: the experts of each token; nullptr: there are none
@@ -190,6 +195,30 @@ void builder::forget_unused(ggml_cgraph * graph) {
     wishes_.erase(std::remove_if(wishes_.begin(), wishes_.end(), is_unused), wishes_.end());
 }
 
+// Behind the last product comes the first one, of the next token.
+void builder::set_order_of_products(ggml_cgraph * graph) {
+    std::unordered_map<const ggml_tensor *, product_order *> known;
+    for (product_order & each : product_orders_) {
+        known[each.node] = &each;
+    }
+    const product_order * first = nullptr;
+    product_order * last = nullptr;
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+        const auto found = known.find(ggml_graph_node(graph, i));
+        if (found == known.end()) {
+            continue;
+        }
+        first = first ? first : found->second;
+        if (last) {
+            last->next = found->first;
+        }
+        last = found->second;
+    }
+    if (last) {
+        last->next = first->node;
+    }
+}
+
 // There are no more nodes than tensors that were made, and no more leafs: an operation takes at most one tensor from outside, a weight
 // or rows of the cache.
 ggml_cgraph * builder::finish() {
@@ -206,6 +235,7 @@ ggml_cgraph * builder::finish() {
         ggml_build_forward_expand(graph, t);
     }
     forget_unused(graph);
+    set_order_of_products(graph);
     return graph;
 }
 

@@ -17,16 +17,50 @@ uint32_t tiles_of(const ggml_tensor * weight) {
     return (static_cast<uint32_t>(weight->ne[1]) + PRODUCT_TILE - 1) / PRODUCT_TILE;
 }
 
-// The products lie behind one another.
-void run_multiply(ggml_tensor * dst, int ith, int nth, void *) {
+// The last source is the rows.
+size_t n_weights_of(const ggml_tensor * product) {
     const auto is_used = [](const ggml_tensor * source) { return source != nullptr; };
-    const auto n_weights = static_cast<size_t>(std::count_if(std::begin(dst->src), std::end(dst->src), is_used)) - 1;
+    return static_cast<size_t>(std::count_if(std::begin(product->src), std::end(product->src), is_used)) - 1;
+}
+
+uint32_t n_tiles_of(const ggml_tensor * product) {
+    uint32_t n = 0;
+    for (size_t w = 0; w < n_weights_of(product); ++w) {
+        n += tiles_of(product->src[w]);
+    }
+    return n;
+}
+
+constexpr int64_t FEW_ROWS = 8;          // whose products take as long as reading the weights
+constexpr size_t READ_AHEAD = 128 << 10; // bytes, which stay in a second-level cache
+
+// Threads that wait until the next product is asked for read what they will begin with. Memory would rest meanwhile.
+void read_ahead(const ggml_tensor * next) {
+    const uint32_t n_tiles = n_tiles_of(next);
+    const auto n_threads = static_cast<uint32_t>(team_share::n_threads());
+    for (uint32_t i = 1; i < n_threads; ++i) {
+        auto tile = static_cast<uint32_t>(uint64_t{n_tiles} * i / n_threads);
+        size_t w = 0;
+        for (; tile >= tiles_of(next->src[w]); ++w) {
+            tile -= tiles_of(next->src[w]);
+        }
+        const ggml_tensor * weight = next->src[w];
+        const size_t offset = tile * PRODUCT_TILE * weight->nb[1];
+        team::here().read_ahead(static_cast<int>(i), static_cast<const uint8_t *>(weight->data) + offset,
+                                std::min(READ_AHEAD, ggml_nbytes(weight) - offset));
+    }
+}
+
+// The products lie behind one another. after: a product_order
+void run_multiply(ggml_tensor * dst, int ith, int nth, void * after) {
+    const auto * order = static_cast<const product_order *>(after);
+    if (order && order->next && nth == 1 && dst->ne[1] <= FEW_ROWS) {
+        read_ahead(order->next);
+    }
+    const size_t n_weights = n_weights_of(dst);
     const auto * rows = static_cast<const uint8_t *>(dst->src[n_weights]->data);
     const auto n_rows = static_cast<uint32_t>(dst->ne[1]);
-    uint32_t n_tiles = 0;
-    for (size_t w = 0; w < n_weights; ++w) {
-        n_tiles += tiles_of(dst->src[w]);
-    }
+    const uint32_t n_tiles = n_tiles_of(dst);
     const uint64_t of_tile = uint64_t{PRODUCT_TILE} * static_cast<uint64_t>(dst->src[0]->ne[0]) * n_rows;
     auto min_tiles = static_cast<uint32_t>((MULTIPLIED_AT_ONCE + of_tile - 1) / of_tile);
     if (n_rows == 1 && n_tiles >= 2 * min_tiles * static_cast<uint32_t>(team_share::n_threads())) {
@@ -65,7 +99,8 @@ bool is_multiply(const ggml_tensor * node) {
     return node->op == GGML_OP_CUSTOM && run == run_multiply;
 }
 
-std::vector<ggml_tensor *> multiply(ggml_context * ctx, const std::vector<ggml_tensor *> & weights, ggml_tensor * rows) {
+std::vector<ggml_tensor *> multiply(ggml_context * ctx, const std::vector<ggml_tensor *> & weights, ggml_tensor * rows,
+                                    product_order * order) {
     std::vector<ggml_tensor *> args = weights;
     args.push_back(rows);
     int64_t n_out = 0;
@@ -73,7 +108,10 @@ std::vector<ggml_tensor *> multiply(ggml_context * ctx, const std::vector<ggml_t
         n_out += weight->ne[1];
     }
     ggml_tensor * all = ggml_custom_4d(ctx, GGML_TYPE_F32, n_out, rows->ne[1], 1, 1, args.data(), static_cast<int>(args.size()),
-                                       run_multiply, GGML_N_TASKS_MAX, nullptr);
+                                       run_multiply, GGML_N_TASKS_MAX, order);
+    if (order) {
+        order->node = all;
+    }
     if (weights.size() == 1) {
         return {all};
     }
