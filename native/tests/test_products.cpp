@@ -100,7 +100,7 @@ struct problem {
 };
 
 std::vector<float> product(const product_kernel & kernel, const problem & p, const std::vector<float> & x,
-                           uint32_t n_tiles_at_a_time) {
+                           uint32_t n_tiles_at_a_time, const float * added = nullptr) {
     const auto n_rows = static_cast<uint32_t>(x.size() / p.n_in);
     std::vector<uint8_t> rows(kernel.form.bytes(p.n_in) * n_rows);
     for (uint32_t r = 0; r < n_rows; ++r) {
@@ -108,7 +108,8 @@ std::vector<float> product(const product_kernel & kernel, const problem & p, con
     }
     const guarded weights(p.weights);
     std::vector<float> out(size_t{p.n_out} * n_rows, std::nanf(""));
-    const product_job job = {weights.begin(), ggml_row_size(p.type, p.n_in), rows.data(), out.data(), p.n_in, p.n_out, n_rows};
+    const product_job job = {
+        weights.begin(), ggml_row_size(p.type, p.n_in), rows.data(), out.data(), p.n_in, p.n_out, n_rows, added};
     const uint32_t n_tiles = (p.n_out + PRODUCT_TILE - 1) / PRODUCT_TILE;
     for (uint32_t begin = 0; begin < n_tiles; begin += n_tiles_at_a_time) {
         kernel.run(job, begin, std::min(begin + n_tiles_at_a_time, n_tiles));
@@ -331,6 +332,26 @@ TEST_CASE("a row that is rounded in parts is what it is when it is rounded at on
             kernel.form.round_part(&p.x[begin], in_parts.data(), p.n_in, begin, end);
         }
         CHECK(in_parts == at_once);
+    });
+}
+
+TEST_CASE("what is added to a product is added to its sums, as floats are") {
+    for_each_kernel([](const product_kernel & kernel, ggml_type type) {
+        for (const shape & s : {shape{8, 37, 1}, shape{8, 40, 3}, shape{8, 5, 2}, shape{8, 37, 200}, shape{8, 64, 1}}) {
+            CAPTURE(s.n_out);
+            CAPTURE(s.n_rows);
+            const problem p(type, s.n_blocks * block_of(type), s.n_out, s.n_rows);
+            std::vector<float> wanted = product(kernel, p, p.x, 2);
+            std::mt19937 random(1);
+            std::normal_distribution<float> normal;
+            std::vector<float> added(wanted.size());
+            for (size_t i = 0; i < added.size(); ++i) {
+                added[i] = normal(random);
+                wanted[i] += added[i];
+            }
+            const std::vector<float> sums = product(kernel, p, p.x, 2, added.data());
+            CHECK(memcmp(sums.data(), wanted.data(), sums.size() * sizeof(float)) == 0);
+        }
     });
 }
 

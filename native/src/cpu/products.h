@@ -23,6 +23,7 @@ struct product_job {
     uint32_t n_in;           // whole blocks of the weights
     uint32_t n_out;
     uint32_t n_rows;
+    const float * added = nullptr; // (n_out, n_rows): what results are added to; nullptr: nothing
 };
 
 // How rows are rounded for some types of weights.

@@ -89,8 +89,14 @@ inline void multiply(const product_job & job, const weight_rows<W> & w, const ty
     }
     add_products<W, N, TALL>(job.n_in, TALL * job.weight_stride, w.at, x, sum);
     for (uint32_t r = 0; r < N; ++r) {
-        const __m128 four = sums_of_lanes(sum[r]);
-        std::memcpy(out + size_t{r} * job.n_out, &four, w.n * sizeof(float));
+        __m128 four = sums_of_lanes(sum[r]);
+        float * to = out + size_t{r} * job.n_out;
+        if (job.added) {
+            __m128 added = _mm_setzero_ps();
+            std::memcpy(&added, job.added + (to - job.out), w.n * sizeof(float));
+            four = _mm_add_ps(four, added);
+        }
+        std::memcpy(to, &four, w.n * sizeof(float));
     }
 }
 
@@ -130,7 +136,8 @@ template <class W> void run_one(const product_job & job, uint32_t first, uint32_
         _mm_store_ps(results, sums_of_lanes(sums));
         for (uint32_t h = 0; h < 2; ++h) {
             for (uint32_t k = 0; k < 2; ++k) {
-                job.out[rows[h][k]] = results[2 * h + k];
+                const uint32_t row = rows[h][k];
+                job.out[row] = job.added ? results[2 * h + k] + job.added[row] : results[2 * h + k];
             }
         }
     }

@@ -103,10 +103,29 @@ private:
         std::memset(sums_, 0, job_.n_rows * sizeof(sums));
         multiply_(weights, job_.rows, job_.n_rows, sums_);
         for (uint32_t r = 0; r < job_.n_rows; ++r) {
-            float * out = job_.out + size_t{r} * job_.n_out + to.first;
-            for (uint32_t k = 0; k < to.n; ++k) {
-                out[size_t{k} * to.apart] = sums_[r][to.skipped + k];
+            write(r, to);
+        }
+    }
+    // Whole tiles that lie as they were summed up are a few vectors.
+    [[gnu::always_inline]] void write(uint32_t r, const outputs & to) const {
+        const size_t first = size_t{r} * job_.n_out + to.first;
+        if (to.n == TILE && to.apart == 1) {
+            sums all;
+            std::memcpy(all, sums_[r], sizeof(all));
+            if (job_.added) {
+                sums added;
+                std::memcpy(added, job_.added + first, sizeof(added));
+                for (uint32_t k = 0; k < TILE; ++k) {
+                    all[k] += added[k];
+                }
             }
+            std::memcpy(job_.out + first, all, sizeof(all));
+            return;
+        }
+        for (uint32_t k = 0; k < to.n; ++k) {
+            const size_t at = first + size_t{k} * to.apart;
+            const float sum = sums_[r][to.skipped + k];
+            job_.out[at] = job_.added ? sum + job_.added[at] : sum;
         }
     }
 
@@ -127,6 +146,7 @@ inline void run_tiles(const product_job & job, uint32_t begin, uint32_t end, siz
         product_job some = job;
         some.rows += r * stride;
         some.out += size_t{r} * job.n_out;
+        some.added = job.added ? job.added + size_t{r} * job.n_out : nullptr;
         some.n_rows = std::min(job.n_rows - r, each);
         tiles<ROWS, F>(some, by_streams && job.n_rows <= MANY, multiply).run(begin, end);
     }

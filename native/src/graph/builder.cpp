@@ -114,6 +114,11 @@ ggml_tensor * builder::linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor
     return bias ? ggml_add(ctx(), y, bias) : y;
 }
 
+ggml_tensor * builder::sum(ggml_tensor * made, ggml_tensor * x) {
+    ggml_tensor * y = multiply_and_add(ctx(), made, x, &product_orders_.emplace_back());
+    return y ? y : ggml_add(ctx(), made, x);
+}
+
 ggml_tensor * builder::order_of(ggml_tensor * experts, int64_t n_expert) {
     const auto [known, is_new] = orders_.try_emplace(experts);
     known->second = is_new ? expert_order(ctx(), experts, n_expert) : known->second;

@@ -45,6 +45,8 @@ public:
     void together(ggml_tensor * x, std::initializer_list<ggml_tensor *> weights);
     // weight * x, times the scale and plus the bias if these aren't nullptr
     ggml_tensor * linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * scale, ggml_tensor * bias);
+    // made + x, where nothing else reads what was made: a product of our kernels adds x itself.
+    ggml_tensor * sum(ggml_tensor * made, ggml_tensor * x);
     // Each token's products with the matrices of its experts, times these experts' scales if there are any: (n_out, n_expert_used,
     // n_tokens). x (n_in, n_expert_used or 1, n_tokens), scale (n_expert), experts I32 (n_expert_used, n_tokens)
     ggml_tensor * experts(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * scale, ggml_tensor * experts);

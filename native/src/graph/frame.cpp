@@ -208,7 +208,7 @@ static ggml_tensor * capped(builder & b, ggml_tensor * x, float cap) {
 ggml_tensor * decode_graph::add(ggml_tensor * x, ggml_tensor * added) {
     const float scale = model_.hparams().residual_scale;
     added = scale == 1.0f ? added : ggml_scale(builder_.ctx(), added, scale);
-    return ggml_add(builder_.ctx(), added, x);
+    return builder_.sum(added, x);
 }
 
 // One layer; nullptr when only cells and states matter.

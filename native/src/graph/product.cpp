@@ -17,10 +17,10 @@ uint32_t tiles_of(const ggml_tensor * weight) {
     return (static_cast<uint32_t>(weight->ne[1]) + PRODUCT_TILE - 1) / PRODUCT_TILE;
 }
 
-// The last source is the rows.
-size_t n_weights_of(const ggml_tensor * product) {
-    const auto is_used = [](const ggml_tensor * source) { return source != nullptr; };
-    return static_cast<size_t>(std::count_if(std::begin(product->src), std::end(product->src), is_used)) - 1;
+// Rows, which are bytes, are the first source behind the weights. What a product is added to may come behind them.
+size_t n_weights_of(const ggml_tensor * node) {
+    const auto is_rows = [](const ggml_tensor * source) { return source->type == GGML_TYPE_I8; };
+    return static_cast<size_t>(std::find_if(std::begin(node->src), std::end(node->src), is_rows) - std::begin(node->src));
 }
 
 uint32_t n_tiles_of(const ggml_tensor * product) {
@@ -59,6 +59,7 @@ void run_multiply(ggml_tensor * dst, int ith, int nth, void * after) {
     }
     const size_t n_weights = n_weights_of(dst);
     const auto * rows = static_cast<const uint8_t *>(dst->src[n_weights]->data);
+    const ggml_tensor * added = n_weights == 1 ? dst->src[2] : nullptr;
     const auto n_rows = static_cast<uint32_t>(dst->ne[1]);
     const uint32_t n_tiles = n_tiles_of(dst);
     const uint64_t of_tile = uint64_t{PRODUCT_TILE} * static_cast<uint64_t>(dst->src[0]->ne[0]) * n_rows;
@@ -73,9 +74,14 @@ void run_multiply(ggml_tensor * dst, int ith, int nth, void * after) {
             const ggml_tensor * weight = dst->src[w];
             const uint32_t last = first + tiles_of(weight);
             if (begin < last && first < end) {
-                const product_job job = {
-                    static_cast<const uint8_t *>(weight->data), weight->nb[1], rows, out, static_cast<uint32_t>(weight->ne[0]),
-                    static_cast<uint32_t>(weight->ne[1]),       n_rows};
+                const product_job job = {static_cast<const uint8_t *>(weight->data),
+                                         weight->nb[1],
+                                         rows,
+                                         out,
+                                         static_cast<uint32_t>(weight->ne[0]),
+                                         static_cast<uint32_t>(weight->ne[1]),
+                                         n_rows,
+                                         added ? static_cast<const float *>(added->data) : nullptr};
                 product_kernel_for(weight->type)->run(job, std::max(begin, first) - first, std::min(end, last) - first);
             }
             first = last;
@@ -123,6 +129,22 @@ std::vector<ggml_tensor *> multiply(ggml_context * ctx, const std::vector<ggml_t
         offset += row_bytes * static_cast<size_t>(rows->ne[1]);
     }
     return each;
+}
+
+ggml_tensor * multiply_and_add(ggml_context * ctx, ggml_tensor * product, ggml_tensor * x, product_order * order) {
+    const bool can = is_multiply(product) && n_weights_of(product) == 1 && !product->src[2] && x->type == GGML_TYPE_F32 &&
+                     ggml_are_same_shape(product, x) && ggml_is_contiguous(x) &&
+                     (product->flags & GGML_TENSOR_FLAG_OUTPUT) == 0;
+    if (!can) {
+        return nullptr;
+    }
+    ggml_tensor * args[] = {product->src[0], product->src[1], x};
+    ggml_tensor * sum = ggml_custom_4d(ctx, GGML_TYPE_F32, product->ne[0], product->ne[1], 1, 1, args, 3, run_multiply,
+                                       GGML_N_TASKS_MAX, order);
+    if (order) {
+        order->node = sum;
+    }
+    return ggml_set_name(sum, ggml_get_name(product));
 }
 
 } // namespace kvg
