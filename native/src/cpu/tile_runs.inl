@@ -1,6 +1,8 @@
 // Runs of rows over tiles of weights. Included by what multiplies with some instruction set, which has its own TILE rows of weights:
 //   ROWS(first, stride, width, next)   rows of `width` bytes that are `stride` bytes apart, before others that are `next` bytes further on
-// and, before this file, `constexpr size_t kvg::STREAM`: how many bytes of rows it reads one after the other.
+// and, before this file, in namespace kvg
+//   size_t STREAM           how many bytes of rows it reads one after the other,
+//   uint32_t STREAMED_ROWS  with up to so many rows of floats: results of a row lie in fewer lines of memory without.
 // Its fetch(offset) brings what is at this offset of all rows nearer. Functions that only do such a thing are always in line: GCC takes them
 // for functions without effects, and leaves calls out.
 #include <algorithm>
@@ -135,8 +137,7 @@ private:
     F multiply_;
 };
 
-// Up to MANY rows at a time with all tiles, so that rows stay in L2. With more than MANY there are no streams: a row's results lie in fewer
-// lines of memory then.
+// Up to MANY rows at a time with all tiles, so that rows stay in L2.
 template <class ROWS, class F>
 inline void run_tiles(const product_job & job, uint32_t begin, uint32_t end, size_t stride, F multiply,
                       bool by_streams = true) {
@@ -148,7 +149,7 @@ inline void run_tiles(const product_job & job, uint32_t begin, uint32_t end, siz
         some.out += size_t{r} * job.n_out;
         some.added = job.added ? job.added + size_t{r} * job.n_out : nullptr;
         some.n_rows = std::min(job.n_rows - r, each);
-        tiles<ROWS, F>(some, by_streams && job.n_rows <= MANY, multiply).run(begin, end);
+        tiles<ROWS, F>(some, by_streams && job.n_rows <= STREAMED_ROWS, multiply).run(begin, end);
     }
 }
 

@@ -3,11 +3,13 @@
 
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 
 namespace kvg {
 namespace {
-constexpr size_t STREAM = 4700; // about a page; measured on Zen 4
+constexpr size_t STREAM = 9000; // two pages; measured on Zen 4
+constexpr uint32_t STREAMED_ROWS = 7;
 } // namespace
 } // namespace kvg
 
