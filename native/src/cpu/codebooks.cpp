@@ -1,5 +1,6 @@
 #include "cpu/codebooks.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -52,6 +53,9 @@ codebooks decoded() {
     decode(GGML_TYPE_IQ3_S, all.iq3_s, 1, 0, 64, [](uint8_t * bytes, uint32_t i, uint32_t index) {
         bytes[i] = static_cast<uint8_t>(index);
         bytes[64 + i / 8] |= static_cast<uint8_t>(index >> 8 << (i % 8));
+    });
+    std::transform(all.iq3_s.begin(), all.iq3_s.end(), all.iq3_s_fours.begin(), [](uint32_t bytes) {
+        return static_cast<uint16_t>((bytes & 0xf) | (bytes >> 4 & 0xf0) | (bytes >> 8 & 0xf00) | (bytes >> 12 & 0xf000));
     });
     decode(GGML_TYPE_IQ1_S, all.iq1, 0.125f, 0.125f, 16, [](uint8_t * bytes, uint32_t i, uint32_t index) {
         bytes[i] = static_cast<uint8_t>(index);

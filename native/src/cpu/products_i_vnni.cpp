@@ -26,6 +26,20 @@ template <class I, size_t N> inline __m512i looked_up(const std::array<uint32_t,
     return joined(eight(0), eight(8));
 }
 
+// Of 32 indices, each the lower byte of 16 bits and a bit of `ninth`: 16 bits. The book is read whole, 64 entries at a time, which is faster
+// than to read as many entries one by one.
+inline __m512i looked_up(const std::array<uint16_t, 512> & book, __m512i index, __mmask32 ninth) {
+    const auto of_64 = [&](size_t i) {
+        const uint16_t * entries = book.data() + i * 64;
+        return _mm512_permutex2var_epi16(_mm512_load_si512(entries), index, _mm512_load_si512(entries + 32));
+    };
+    const __mmask32 seventh = _mm512_test_epi16_mask(index, _mm512_set1_epi16(0x40));
+    const __mmask32 eighth = _mm512_test_epi16_mask(index, _mm512_set1_epi16(0x80));
+    const auto of_128 = [&](size_t i) { return _mm512_mask_mov_epi16(of_64(i), seventh, of_64(i + 1)); };
+    const auto of_256 = [&](size_t i) { return _mm512_mask_mov_epi16(of_128(i), eighth, of_128(i + 2)); };
+    return _mm512_mask_mov_epi16(of_256(0), ninth, of_256(4));
+}
+
 // What a row's block is unpacked by. These numbers are in memory a while before they are read one by one: read at once, they would be taken
 // out of vectors, which is slow.
 struct indices_and_signs {
@@ -173,18 +187,32 @@ struct iq3_s_weights {
     static constexpr bool IN_ORDER = false;
 
     static __m512 scale(const weight_rows & rows) { return rows.halves(0); }
-    using of_row = indices_and_signs;
+    struct of_row : indices_and_signs {
+        alignas(64) uint8_t numbers[BLOCK];
+
+        // Of 32 indices, 64 numbers in each vector. sizes: 4 of 4 bits in each 16
+        void set_numbers(uint32_t first, __m512i sizes) {
+            const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7); // one vector has the first halves of each 128 bits
+            const __m512i turned = _mm512_permutexvar_epi64(order, sizes);
+            const auto raised_by_64 = [](__m512i v) {
+                return _mm512_ternarylogic_epi32(v, products_vnni::bytes(0x0f), products_vnni::bytes(0x40), 0xea);
+            }; // v & a | b
+            const __m512i even = raised_by_64(turned);
+            const __m512i odd = raised_by_64(_mm512_srli_epi16(turned, 4));
+            _mm512_store_si512(numbers + first, _mm512_unpacklo_epi8(even, odd));
+            _mm512_store_si512(numbers + first + 64, _mm512_unpackhi_epi8(even, odd));
+        }
+    };
     static __m256i scales(const uint8_t *, const of_row & row) { return row.all_scales(); }
     static void prepare(const uint8_t * block, of_row & to) {
         for (uint32_t half = 0; half < 2; ++half) {
-            const __m512i low = words_of_bytes(block + 2 + half * 32);
-            const __mmask32 high = load<uint32_t>(block + 66 + half * 4);
-            to.set(half * 32, _mm512_mask_add_epi16(low, high, low, _mm512_set1_epi16(0x0100)));
+            const __m512i index = words_of_bytes(block + 2 + half * 32);
+            to.set_numbers(half * 128, looked_up(books->iq3_s_fours, index, load<uint32_t>(block + 66 + half * 4)));
         }
         to.set_odd(nibbles(load<uint32_t>(block + 106)));
     }
     static __m512i group(const uint8_t * block, const of_row & row, uint32_t i) {
-        return with_signs(looked_up(books->iq3_s, row.index + i * 16), load<uint64_t>(block + 74 + i * 8));
+        return with_signs(_mm512_load_si512(row.numbers + i * 64), load<uint64_t>(block + 74 + i * 8));
     }
 };
 
