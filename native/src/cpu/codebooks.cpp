@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <set>
 #include <vector>
 
 #include <ggml.h>
@@ -36,6 +37,29 @@ void decode(ggml_type type, std::array<T, N> & to, float unit, float offset, int
     }
 }
 
+// In rising order
+template <size_t N> std::vector<uint8_t> different_bytes(const std::array<uint32_t, N> & book) {
+    std::set<uint8_t> bytes;
+    for (const uint32_t entry : book) {
+        for (uint32_t i = 0; i < 4; ++i) {
+            bytes.insert(static_cast<uint8_t>(entry >> (8 * i)));
+        }
+    }
+    return {bytes.begin(), bytes.end()};
+}
+
+// Four bits for each byte, which bits_of(byte) tells
+template <size_t N, class F> std::array<uint16_t, N> fours(const std::array<uint32_t, N> & book, F bits_of) {
+    std::array<uint16_t, N> to = {};
+    for (size_t index = 0; index < N; ++index) {
+        for (uint32_t i = 0; i < 4; ++i) {
+            const auto bits = static_cast<uint32_t>(bits_of(static_cast<uint8_t>(book[index] >> (8 * i))));
+            to[index] = static_cast<uint16_t>(to[index] | bits << (4 * i));
+        }
+    }
+    return to;
+}
+
 codebooks decoded() {
     codebooks all;
     decode(GGML_TYPE_IQ2_XXS, all.iq2_xxs, 0.125f, 0, 64,
@@ -54,9 +78,11 @@ codebooks decoded() {
         bytes[i] = static_cast<uint8_t>(index);
         bytes[64 + i / 8] |= static_cast<uint8_t>(index >> 8 << (i % 8));
     });
-    std::transform(all.iq3_s.begin(), all.iq3_s.end(), all.iq3_s_fours.begin(), [](uint32_t bytes) {
-        return static_cast<uint16_t>((bytes & 0xf) | (bytes >> 4 & 0xf0) | (bytes >> 8 & 0xf00) | (bytes >> 12 & 0xf000));
-    });
+    all.iq3_s_fours = fours(all.iq3_s, [](uint8_t size) { return size & 0x0f; });
+    const std::vector<uint8_t> sizes = different_bytes(all.iq3_xxs);
+    std::copy(sizes.begin(), sizes.end(), all.iq3_xxs_sizes.begin());
+    all.iq3_xxs_fours =
+        fours(all.iq3_xxs, [&](uint8_t size) { return std::lower_bound(sizes.begin(), sizes.end(), size) - sizes.begin(); });
     decode(GGML_TYPE_IQ1_S, all.iq1, 0.125f, 0.125f, 16, [](uint8_t * bytes, uint32_t i, uint32_t index) {
         bytes[i] = static_cast<uint8_t>(index);
         const uint32_t high = index >> 8 << (i % 4 * 3);

@@ -15,29 +15,16 @@ template <class I, size_t N> inline __m512i looked_up(const std::array<uint64_t,
     const auto four = [&](const I * i) { return _mm256_setr_epi64x(at(i[0]), at(i[1]), at(i[2]), at(i[3])); };
     return joined(four(index), four(others));
 }
-// and of 16
-template <class I, size_t N> inline __m512i looked_up(const std::array<uint32_t, N> & book, const I * index) {
-    const auto at = [&](uint32_t i) { return reinterpret_cast<const uint8_t *>(&book[index[i]]); };
-    const auto two = [&](uint32_t i) {
-        return _mm_unpacklo_epi32(_mm_cvtsi32_si128(load<int32_t>(at(i))), load_128(at(i + 1)));
-    };
-    const auto four = [&](uint32_t i) { return _mm_unpacklo_epi64(two(i), two(i + 2)); };
-    const auto eight = [&](uint32_t i) { return _mm256_inserti128_si256(_mm256_castsi128_si256(four(i)), four(i + 4), 1); };
-    return joined(eight(0), eight(8));
-}
-
-// Of 32 indices, each the lower byte of 16 bits and a bit of `ninth`: 16 bits. The book is read whole, 64 entries at a time, which is faster
-// than to read as many entries one by one.
-inline __m512i looked_up(const std::array<uint16_t, 512> & book, __m512i index, __mmask32 ninth) {
+// Of 32 indices of 8 bits in 16 each: 16 bits of a book with 256 entries. It is read whole, 64 entries at a time, which is faster than to read
+// as many entries one by one. With 8 bytes an entry it is not.
+inline __m512i looked_up(const uint16_t * book, __m512i index) {
     const auto of_64 = [&](size_t i) {
-        const uint16_t * entries = book.data() + i * 64;
-        return _mm512_permutex2var_epi16(_mm512_load_si512(entries), index, _mm512_load_si512(entries + 32));
+        return _mm512_permutex2var_epi16(_mm512_load_si512(book + i * 64), index, _mm512_load_si512(book + i * 64 + 32));
     };
     const __mmask32 seventh = _mm512_test_epi16_mask(index, _mm512_set1_epi16(0x40));
     const __mmask32 eighth = _mm512_test_epi16_mask(index, _mm512_set1_epi16(0x80));
     const auto of_128 = [&](size_t i) { return _mm512_mask_mov_epi16(of_64(i), seventh, of_64(i + 1)); };
-    const auto of_256 = [&](size_t i) { return _mm512_mask_mov_epi16(of_128(i), eighth, of_128(i + 2)); };
-    return _mm512_mask_mov_epi16(of_256(0), ninth, of_256(4));
+    return _mm512_mask_mov_epi16(of_128(0), eighth, of_128(2));
 }
 
 // What a row's block is unpacked by. These numbers are in memory a while before they are read one by one: read at once, they would be taken
@@ -66,6 +53,22 @@ struct indices_and_signs {
     void set_odd(uint64_t first, uint64_t second) {
         const __m256i n = _mm256_cvtepu8_epi16(_mm_set_epi64x(static_cast<int64_t>(second), static_cast<int64_t>(first)));
         _mm256_store_si256(reinterpret_cast<__m256i *>(scales), _mm256_add_epi16(_mm256_add_epi16(n, n), _mm256_set1_epi16(1)));
+    }
+};
+
+// For IQ3
+struct numbers_and_signs : indices_and_signs {
+    alignas(64) uint8_t numbers[BLOCK];
+
+    __m512i group(uint32_t i) const { return _mm512_load_si512(numbers + i * 64); }
+    // Of 32 indices, from number `first` on. sizes: four times 4 bits in each 16; number(v): what the lower 4 bits of bytes stand for
+    template <class F> void set_numbers(uint32_t first, __m512i sizes, F number) {
+        const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7); // one vector gets the first halves of each 128 bits
+        const __m512i turned = _mm512_permutexvar_epi64(order, sizes);
+        const __m512i even = number(turned);
+        const __m512i odd = number(_mm512_srli_epi16(turned, 4));
+        _mm512_store_si512(numbers + first, _mm512_unpacklo_epi8(even, odd));
+        _mm512_store_si512(numbers + first + 64, _mm512_unpackhi_epi8(even, odd));
     }
 };
 
@@ -167,16 +170,19 @@ struct iq3_xxs_weights {
     static constexpr bool IN_ORDER = false;
 
     static __m512 scale(const weight_rows & rows) { return scaled(rows, 0.25f); }
-    using of_row = indices_and_signs;
+    using of_row = numbers_and_signs;
     static __m256i scales(const uint8_t *, const of_row & row) { return row.all_scales(); }
     static void prepare(const uint8_t * block, of_row & to) {
         to.set_signs(sevens_of_words(load_256(block + 66)));
-        to.set(0, _mm512_loadu_si512(block + 2));
+        const __m512i sizes = _mm512_broadcast_i32x4(load_128(books->iq3_xxs_sizes.data()));
+        for (uint32_t half = 0; half < 2; ++half) {
+            const __m512i numbers = looked_up(books->iq3_xxs_fours.data(), words_of_bytes(block + 2 + half * 32));
+            to.set_numbers(half * 128, numbers,
+                           [&](__m512i v) { return _mm512_shuffle_epi8(sizes, _mm512_and_si512(v, bytes(0x0f))); });
+        }
         to.set_odd(_mm256_cvtepi32_epi16(_mm256_srli_epi32(load_256(block + 66), 28)));
     }
-    static __m512i group(const uint8_t *, const of_row & row, uint32_t i) {
-        return with_signs(looked_up(books->iq3_xxs, row.bytes() + i * 16), row.signs[i]);
-    }
+    static __m512i group(const uint8_t *, const of_row & row, uint32_t i) { return with_signs(row.group(i), row.signs[i]); }
 };
 
 // An F16; lower bytes of 64 indices, then their upper bits; 256 signs; 8 scales of 4 bits: 2 scale + 1
@@ -187,32 +193,22 @@ struct iq3_s_weights {
     static constexpr bool IN_ORDER = false;
 
     static __m512 scale(const weight_rows & rows) { return rows.halves(0); }
-    struct of_row : indices_and_signs {
-        alignas(64) uint8_t numbers[BLOCK];
-
-        // Of 32 indices, 64 numbers in each vector. sizes: 4 of 4 bits in each 16
-        void set_numbers(uint32_t first, __m512i sizes) {
-            const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7); // one vector has the first halves of each 128 bits
-            const __m512i turned = _mm512_permutexvar_epi64(order, sizes);
-            const auto raised_by_64 = [](__m512i v) {
-                return _mm512_ternarylogic_epi32(v, products_vnni::bytes(0x0f), products_vnni::bytes(0x40), 0xea);
-            }; // v & a | b
-            const __m512i even = raised_by_64(turned);
-            const __m512i odd = raised_by_64(_mm512_srli_epi16(turned, 4));
-            _mm512_store_si512(numbers + first, _mm512_unpacklo_epi8(even, odd));
-            _mm512_store_si512(numbers + first + 64, _mm512_unpackhi_epi8(even, odd));
-        }
-    };
+    using of_row = numbers_and_signs;
     static __m256i scales(const uint8_t *, const of_row & row) { return row.all_scales(); }
     static void prepare(const uint8_t * block, of_row & to) {
         for (uint32_t half = 0; half < 2; ++half) {
             const __m512i index = words_of_bytes(block + 2 + half * 32);
-            to.set_numbers(half * 128, looked_up(books->iq3_s_fours, index, load<uint32_t>(block + 66 + half * 4)));
+            const uint16_t * book = books->iq3_s_fours.data();
+            const __mmask32 ninth = load<uint32_t>(block + 66 + half * 4);
+            const __m512i sizes = _mm512_mask_mov_epi16(looked_up(book, index), ninth, looked_up(book + 256, index));
+            to.set_numbers(half * 128, sizes, [](__m512i v) {
+                return _mm512_ternarylogic_epi32(v, bytes(0x0f), bytes(0x40), 0xea); // v & 0x0f | 0x40
+            });
         }
         to.set_odd(nibbles(load<uint32_t>(block + 106)));
     }
     static __m512i group(const uint8_t * block, const of_row & row, uint32_t i) {
-        return with_signs(_mm512_load_si512(row.numbers + i * 64), load<uint64_t>(block + 74 + i * 8));
+        return with_signs(row.group(i), load<uint64_t>(block + 74 + i * 8));
     }
 };
 
