@@ -15,8 +15,8 @@ template <class I, size_t N> inline __m512i looked_up(const std::array<uint64_t,
     const auto four = [&](const I * i) { return _mm256_setr_epi64x(at(i[0]), at(i[1]), at(i[2]), at(i[3])); };
     return joined(four(index), four(others));
 }
-// Of 32 indices of 8 bits in 16 each: 16 bits of a book with 256 entries. It is read whole, 64 entries at a time, which is faster than to read
-// as many entries one by one. With 8 bytes an entry it is not.
+// Of 32 indices of 8 bits in 16 each: 16 bits of a book with 256 entries. It is read whole, 64 entries at a time, which is faster than
+// to read as many entries one by one. Books of IQ2, with 8 weights an entry, are read one by one: there it is not.
 inline __m512i looked_up(const uint16_t * book, __m512i index) {
     const auto of_64 = [&](size_t i) {
         return _mm512_permutex2var_epi16(_mm512_load_si512(book + i * 64), index, _mm512_load_si512(book + i * 64 + 32));

@@ -13,8 +13,8 @@ template <class W> struct scales_of {
     void set(const weight_rows & rows) { scales = W::scales(rows); }
 };
 
-// Products with 16 bytes of 4 bits at `offset`, whose lower halves are the first 16 numbers. low(i, v) and high(i, v) are the numbers of v, of
-// rows i, i + 4, i + 8 and i + 12.
+// Products with 16 bytes of 4 bits at `offset`, whose lower halves are the first 16 numbers. low(i, v) and high(i, v) are the numbers
+// of v, of rows i, i + 4, i + 8 and i + 12.
 template <class F, class G>
 [[gnu::always_inline]] inline four_sums products_of_nibbles(const weight_rows & rows, ptrdiff_t offset, const uint8_t * x,
                                                             F low, G high) {

@@ -162,9 +162,9 @@ inline void multiply(uint32_t n_blocks, F numbers_of, G scales_of, const rounded
     }
 }
 
-// One row. Its products with a block are added before a lane is a row: that takes fewer instructions than turning the numbers first. Each step
-// of a block waits for the one before, and a CPU looks ahead by about a block. So three blocks are in work: one at its head, one at its
-// products, one at their sums. A function of its own, which has all registers.
+// One row. Its products with a block are added before a lane is a row: that takes fewer instructions than turning the numbers first. Each
+// step of a block waits for the one before, and a CPU looks ahead by about a block. So three blocks are in work: one at its head, one at
+// its products, one at their sums. A function of its own, which has all registers.
 template <class W> [[gnu::noinline]] void multiply_as_it_lies(const piece<W> weights, const rounded_rows x, sums * out) {
     __m512 sum = _mm512_load_ps(out[0]);
     typename W::head heads[2];
