@@ -15,8 +15,8 @@
 #include "cpu/kernel.h"
 #include "device.h"
 #include "graph/expert_product.h"
-#include "graph/rounding.h"
 #include "graph/product.h"
+#include "graph/rounding.h"
 #include "host_memory.h"
 #include "team.h"
 

@@ -192,7 +192,8 @@ void builder::wish(ggml_backend_dev_t device) {
     }
 }
 
-// Where a node of ours does what others were made for, these are in no graph: no device is asked for them, and they take no place in its tables.
+// Where a node of ours does what others were made for, these are in no graph: no device is asked for them, and they take no place in its
+// tables.
 void builder::forget_unused(ggml_cgraph * graph) {
     ggml_tensor ** nodes = ggml_graph_nodes(graph);
     const std::unordered_set<const ggml_tensor *> used(nodes, nodes + ggml_graph_n_nodes(graph));

@@ -9,17 +9,18 @@
 
 namespace kvg {
 
-// How rows are rounded for these weights, or nullptr: ggml multiplies them. The CPU has a kernel for this type of weights, and they lie where
-// it reads them, as the file has them.
-// precondition: the weight has a buffer, if only one that says where it would be
-const row_form * form_of(const ggml_tensor * weight, const ggml_tensor * x);
 // Which product comes behind this one in its graph; known when the graph is.
 struct product_order {
     const ggml_tensor * node = nullptr;
     const ggml_tensor * next = nullptr;
 };
-// weight * x for each of some weights, (n_out, n_rows) each, in one operation: threads wait for each other once. rows: rounded(x) (graph/rounding.h)
-// order: gets the node, and lives as long as the graph; nullptr: nothing comes behind it
+
+// How rows are rounded for these weights, or nullptr: ggml multiplies them. The CPU has a kernel for this type of weights, and they lie where
+// it reads them, as the file has them.
+// precondition: the weight has a buffer, if only one that says where it would be
+const row_form * form_of(const ggml_tensor * weight, const ggml_tensor * x);
+// weight * x for each of some weights, (n_out, n_rows) each, in one operation: threads wait for each other once. rows: rounded(x)
+// (graph/rounding.h); order: gets the node, and lives as long as the graph; nullptr: nothing comes behind it
 // precondition: fewer weights than ggml's operations have sources; all round x alike
 std::vector<ggml_tensor *> multiply(ggml_context * ctx, const std::vector<ggml_tensor *> & weights, ggml_tensor * rows,
                                     product_order * order = nullptr);
