@@ -143,13 +143,14 @@ def plot(source: Path, target: Path) -> None:
         ratios.barh(places + offset, np.divide(ours, theirs), 0.4, color=color, label=label)
     ratios.axvline(1.0, color="black", linewidth=1)
     ratios.set_xlabel("tokens a second: pykvgraph / libllama")
-    ratios.legend()
+    above: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 2}
+    ratios.legend(**above)
     for offset, engine, color in ((-0.2, "pykvgraph", "#228833"), (0.2, "libllama -fa 1", "#bbbbbb")):
         read = [rate_of(run, "tg48", engine) * run["bytes"] / run["memory"] for run in runs]
         shares.barh(places + offset, read, 0.4, color=color, label=engine)
     shares.axvline(1.0, color="black", linewidth=1)
     shares.set_xlabel("weights read while decoding / what memory gives")
-    shares.legend()
+    shares.legend(**above)
     ratios.set_yticks(places, names)
     ratios.invert_yaxis()
     figure.savefig(target)
