@@ -26,6 +26,11 @@ def is_plainly_greedy(chosen: SamplingParams) -> bool:
     return is_greedy(chosen) and not (changes_logits(chosen) or has_grammar(chosen))
 
 
+def is_greedy_behind_biases(chosen: SamplingParams) -> bool:
+    """Whether the likeliest token behind logit_bias is always the choice."""
+    return is_greedy(chosen) and not (n_remembered(chosen) or has_grammar(chosen))
+
+
 def changes_logits(chosen: SamplingParams) -> bool:
     """Whether logits are changed before a token is chosen."""
     return bool(chosen.logit_bias) or n_remembered(chosen) > 0

@@ -23,6 +23,7 @@ from pykvgraph.sampling.chain import (
     has_dry,
     has_grammar,
     is_greedy,
+    is_greedy_behind_biases,
     is_plainly_greedy,
     n_remembered,
     new_chain,
@@ -138,8 +139,7 @@ class Sampler(NotCopied):
         self._tokenizer = tokenizer
         self._seed = _random_seed() if params.seed is None else params.seed
         self._takes_best = is_plainly_greedy(params)
-        # whether it is the likeliest behind logit_bias, and nothing else counts
-        self._takes_best_biased = is_greedy(params) and not (n_remembered(params) or has_grammar(params))
+        self._takes_best_biased = is_greedy_behind_biases(params)
         self._thoughts = self._new_thoughts()
         # whether nobody but the likeliest token is ever chosen
         self.greedy = self._takes_best and self._thoughts is None
