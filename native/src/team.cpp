@@ -201,9 +201,8 @@ void team::wait_for(member & member, uintptr_t taken) {
 void team::read_ahead(int i, const uint8_t * begin, size_t n_bytes) {
     const auto at = static_cast<size_t>(i) - 1;
     if (at < n_members_) {
-        members_[at]->n_ahead.store(0, std::memory_order_relaxed);
-        members_[at]->ahead.store(begin, std::memory_order_relaxed);
-        members_[at]->n_ahead.store(n_bytes, std::memory_order_relaxed);
+        members_[at]->ahead.store(reinterpret_cast<uintptr_t>(begin), std::memory_order_relaxed);
+        members_[at]->n_ahead.store(n_bytes, std::memory_order_release);
     }
 }
 
@@ -211,11 +210,11 @@ void team::read_ahead(int i, const uint8_t * begin, size_t n_bytes) {
 void team::fetch_ahead(member & self) {
     constexpr size_t LINE = 64;
     constexpr size_t AT_ONCE = 8 * LINE;
-    const size_t n = self.n_ahead.exchange(0, std::memory_order_relaxed);
-    const uint8_t * begin = self.ahead.load(std::memory_order_relaxed);
+    const size_t n = self.n_ahead.exchange(0, std::memory_order_acquire);
+    const uintptr_t begin = self.ahead.load(std::memory_order_relaxed);
     for (size_t i = 0; i + AT_ONCE <= n && self.post.load(std::memory_order_relaxed) == 0; i += AT_ONCE) {
         for (size_t line = 0; line < AT_ONCE; line += LINE) {
-            __builtin_prefetch(begin + i + line, 0, 2);
+            __builtin_prefetch(reinterpret_cast<const void *>(begin + i + line), 0, 2);
         }
     }
 }

@@ -41,8 +41,8 @@ private:
     struct alignas(128) member {
         std::atomic<uintptr_t> post{0};
         std::atomic<uint32_t> asleep{0};
-        std::atomic<const uint8_t *> ahead{nullptr};
-        std::atomic<size_t> n_ahead{0}; // bytes
+        std::atomic<uintptr_t> ahead{0}; // what to read: an address, as the memory may be gone
+        std::atomic<size_t> n_ahead{0};  // bytes of it
         int number = 0;
     };
 

@@ -13,9 +13,9 @@ struct codebooks {
     std::array<uint64_t, 1024> iq2_s;
     std::array<uint32_t, 256> iq3_xxs;
     alignas(64) std::array<uint16_t, 256> iq3_xxs_fours; // the number of each size among those below, in 4 bits
-    std::array<uint8_t, 16> iq3_xxs_sizes;
+    std::array<uint8_t, 16> iq3_xxs_sizes = {};
     std::array<uint32_t, 512> iq3_s;
-    alignas(64) std::array<uint16_t, 512> iq3_s_fours; // the same sizes, which aren't raised, in 4 bits each
+    alignas(64) std::array<uint16_t, 512> iq3_s_fours; // the same sizes without the 64, in 4 bits each
     std::array<uint64_t, 2048> iq1;                    // of IQ1_S and IQ1_M
 };
 

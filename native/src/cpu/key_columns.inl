@@ -71,7 +71,8 @@ void dot_columns(const float * q, const widths & w, const float * columns, const
         }
     }
     for (uint32_t h = 0; h < NQ; ++h) {
-        for (uint32_t i = 0; seen[h]->n < seen[h]->end() && i < seen[h]->n; ++i) {
+        const bool has_gaps = seen[h]->n < seen[h]->end();
+        for (uint32_t i = 0; has_gaps && i < seen[h]->n; ++i) {
             scores[h * CHUNK + i] = scores[h * CHUNK + seen[h]->at[i]];
         }
     }
@@ -104,7 +105,7 @@ struct key_columns {
     }
 
 private:
-    // The next LANES cells. Behind the last row there are zeros.
+    // The next LANES cells. Behind the last row there are zeros; lanes of cells that nobody sees may have anything, and nobody reads them.
     template <class T> void turn_rows(rows<T> k, uint32_t n_dims, uint32_t n_rows) {
         const uint32_t n_left = min_of(LANES, n_rows - n);
         for (uint32_t i = 0; i < n_left; ++i) {

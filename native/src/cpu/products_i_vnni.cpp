@@ -202,7 +202,7 @@ struct iq3_s_weights {
             const __mmask32 ninth = load<uint32_t>(block + 66 + half * 4);
             const __m512i sizes = _mm512_mask_mov_epi16(looked_up(book, index), ninth, looked_up(book + 256, index));
             to.set_numbers(half * 128, sizes, [](__m512i v) {
-                return _mm512_ternarylogic_epi32(v, bytes(0x0f), bytes(0x40), 0xea); // v & 0x0f | 0x40
+                return _mm512_ternarylogic_epi32(v, bytes(0x0f), bytes(0x40), 0xea); // (v & 0x0f) | 0x40
             });
         }
         to.set_odd(nibbles(load<uint32_t>(block + 106)));

@@ -139,8 +139,8 @@ void floats_to_row(ggml_type type, const float * x, void * row, uint32_t n) {
 void rotate_heads(float * __restrict x, uint32_t n_heads, const head_rotation & how, const float * __restrict cosines) {
     const uint32_t n = how.n_pairs;
     const float * __restrict sines = cosines + n;
-    x += how.offset;
-    for (float * __restrict head = x; head < x + size_t{n_heads} * how.head_dim; head += how.head_dim) {
+    for (uint32_t h = 0; h < n_heads; ++h) {
+        float * __restrict head = x + size_t{h} * how.head_dim + how.offset;
         if (how.neox) {
             for (uint32_t i = 0; i < n; ++i) {
                 const float a = head[i], b = head[i + n];

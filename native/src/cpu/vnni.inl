@@ -143,7 +143,9 @@ struct weight_rows {
     [[gnu::always_inline]] void doubles(size_t offset, __m512i * both) const {
         for (size_t i = 0; i < 2; ++i) {
             const auto two = [&](size_t row) __attribute__((always_inline)) {
-                const __m128d low = _mm_load_sd(reinterpret_cast<const double *>(at(row) + offset));
+                // not by _mm_load_sd, which GCC takes for an aligned double
+                const __m128i first = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(at(row) + offset));
+                const __m128d low = _mm_castsi128_pd(first);
                 return _mm_castpd_si128(_mm_loadh_pd(low, reinterpret_cast<const double *>(at(row + 1) + offset)));
             };
             const auto four = [&](size_t row) __attribute__((always_inline)) {

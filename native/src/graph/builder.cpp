@@ -201,11 +201,13 @@ void builder::forget_unused(ggml_cgraph * graph) {
     wishes_.erase(std::remove_if(wishes_.begin(), wishes_.end(), is_unused), wishes_.end());
 }
 
-// Behind the last product comes the first one, of the next token.
+// Behind the last product comes the first one, of the next token: a guess, as the next graph may be another one.
 void builder::set_order_of_products(ggml_cgraph * graph) {
     std::unordered_map<const ggml_tensor *, product_order *> known;
     for (product_order & each : product_orders_) {
-        known[each.node] = &each;
+        if (each.node) { // else the sum was left to ggml
+            known[each.node] = &each;
+        }
     }
     const product_order * first = nullptr;
     product_order * last = nullptr;

@@ -14,6 +14,7 @@
 #include "graph/block/state.h"
 #include "graph/expert_product.h"
 #include "graph/product.h"
+#include "graph/rms_norm.h"
 
 namespace kvg {
 
@@ -50,6 +51,9 @@ static std::string operation_of(const ggml_tensor * node) {
     }
     if (is_expert_product(node)) {
         return ggml_op_name(GGML_OP_MUL_MAT_ID);
+    }
+    if (is_rms_norm(node)) {
+        return ggml_op_name(GGML_OP_RMS_NORM);
     }
     if (const char * name = recur_op::name_of(node)) {
         return name;

@@ -56,7 +56,8 @@ void run_roped(ggml_tensor * dst, int ith, int nth, void * data) {
 
 bool is_roped_here(const ggml_tensor * heads, const rope_params & params) {
     return heads->type == GGML_TYPE_F32 && heads->nb[0] == sizeof(float) && heads->ne[3] == 1 &&
-           (params.mode == GGML_ROPE_TYPE_NORMAL || params.mode == GGML_ROPE_TYPE_NEOX);
+           (params.mode == GGML_ROPE_TYPE_NORMAL || params.mode == GGML_ROPE_TYPE_NEOX) && params.n_rot % 2 == 0 &&
+           params.offset + params.n_rot <= heads->ne[0];
 }
 
 ggml_tensor * rope_table(ggml_context * ctx, ggml_tensor * positions, ggml_tensor * freq_factors, const rope_params & params) {

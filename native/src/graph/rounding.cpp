@@ -12,7 +12,7 @@ namespace kvg {
 
 namespace {
 
-constexpr uint32_t PIECE = 1024; // numbers at a time, which stay in L1
+constexpr uint32_t PIECE = 1024; // numbers at a time, which stay in L1: whole blocks
 
 const float * row_of(const ggml_tensor * x, uint32_t row) {
     return reinterpret_cast<const float *>(static_cast<const char *>(x->data) + row * x->nb[1]);

@@ -39,7 +39,7 @@ void rope_row(int32_t position, const float * freq_factors, const rope_params & 
     float limits[2] = {};
     ggml_rope_yarn_corr_dims(params.n_rot, params.n_ctx_orig, params.freq_base, params.ramp_fast, params.ramp_slow, limits);
     const float step = std::pow(params.freq_base, -2.0f / static_cast<float>(params.n_rot));
-    const float gain = first_gain(params) / own_gain(params) * own_gain(params);
+    const float gain = first_gain(params) / own_gain(params) * own_gain(params); // as rope() and ggml round it
     auto angle = static_cast<float>(position);
     for (int i = 0; i < n; ++i, angle *= step) {
         const float unscaled = freq_factors ? angle / freq_factors[i] : angle;
