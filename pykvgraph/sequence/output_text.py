@@ -30,7 +30,7 @@ class OutputText(NotCopied):
         self._tokenizer = tokenizer
         self._sampler = Sampler.of(params, tokenizer)
         self._stream = Detokenizer(params.stop)
-        has_lines = params.n_indent or params.line_seconds
+        has_lines = params.n_indent > 0 or params.line_seconds > 0
         self._lines = Lines(params.n_indent, params.line_seconds) if has_lines else None
         self._left = params.max_tokens
         self._n_top = params.top_logprobs

@@ -70,7 +70,7 @@ class Prefill:
             try:
                 token = int(ids[0])
                 last = self.ctx._handle.call(self.ctx._append, self.seq, token, copy_logits)
-                self._last.append(token)
+                self._last.append(token)  # as told() does for several
                 return last
             except CacheFullError:
                 pass  # the general way below makes room, or raises an error that says what the user can do

@@ -18,7 +18,7 @@ float first_gain(const rope_params & params);
 ggml_tensor * rope(ggml_context * ctx, ggml_tensor * x, ggml_tensor * positions, ggml_tensor * freq_factors,
                    const rope_params & params, bool in_place, float gain);
 
-// The cosines of all pairs for one position, then their sines, times first_gain(), in the numbers that ggml has in rope(). freq_factors: as
+// The cosines of all pairs for one position, then their sines, times first_gain(), as ggml computes them in rope(). freq_factors: as
 // above, here; out: params.n_rot floats
 void rope_row(int32_t position, const float * freq_factors, const rope_params & params, float * out);
 
