@@ -3,11 +3,11 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "cpu/kernel.h"
+#include "random_floats.h"
 
 using namespace kvg;
 
@@ -33,16 +33,6 @@ struct gate_case {
 const gate_case GATES[] = {{&feed_forward_kernel::swiglu, swiglu},
                            {&feed_forward_kernel::geglu, geglu},
                            {&feed_forward_kernel::swiglu_oai, swiglu_oai}};
-
-std::vector<float> random_floats(size_t n, float scale, uint32_t seed) {
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal(0, scale);
-    std::vector<float> x(n);
-    for (float & each : x) {
-        each = normal(random);
-    }
-    return x;
-}
 
 template <class F> void for_each_kernel(F test) {
     for (const cpu_kernels * const * kernel = kernels_here(); *kernel; ++kernel) {

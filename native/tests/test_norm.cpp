@@ -2,27 +2,17 @@
 
 #include <cmath>
 #include <limits>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "cpu/kernel.h"
+#include "random_floats.h"
 
 using namespace kvg;
 
 namespace {
 
 constexpr float EPS = 1e-5f;
-
-std::vector<float> random_floats(size_t n, float scale, uint32_t seed) {
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal(0, scale);
-    std::vector<float> x(n);
-    for (float & each : x) {
-        each = normal(random);
-    }
-    return x;
-}
 
 template <class F> void for_each_kernel(F test) {
     for (const cpu_kernels * const * kernel = kernels_here(); *kernel; ++kernel) {

@@ -1,13 +1,13 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <random>
 #include <vector>
 
 #include "backends.h"
 #include "device.h"
 #include "graph/rms_norm.h"
 #include "host_memory.h"
+#include "random_floats.h"
 #include "team.h"
 
 using namespace kvg;
@@ -17,16 +17,6 @@ namespace {
 constexpr int64_t N = 96;
 constexpr int64_t N_HEADS = 5;
 constexpr float EPS = 1e-6f;
-
-std::vector<float> random_floats(size_t n, uint32_t seed) {
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal;
-    std::vector<float> x(n);
-    for (float & each : x) {
-        each = normal(random);
-    }
-    return x;
-}
 
 // The heads of all tokens, each beside one that isn't normed.
 std::vector<float> normed(const std::vector<float> & x, const std::vector<float> & weight, int of_team, int of_ggml) {

@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <random>
 #include <set>
 #include <string>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "graph/rms_norm.h"
 #include "graph/rounding.h"
 #include "host_memory.h"
+#include "random_floats.h"
 #include "team.h"
 
 using namespace kvg;
@@ -22,16 +22,6 @@ namespace {
 
 constexpr int64_t N = 1312; // more than a piece, whole blocks of 32
 constexpr float EPS = 1e-5f;
-
-std::vector<float> random_floats(size_t n, uint32_t seed) {
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal;
-    std::vector<float> x(n);
-    for (float & each : x) {
-        each = normal(random);
-    }
-    return x;
-}
 
 // Rows and what belongs to a norm of them.
 struct problem {
