@@ -67,6 +67,18 @@ private:
     alignas(64) uint64_t masks_[8];
 };
 
+// What a block begins with: scales, which W::of_doubles() takes out of it, and fifth bits from its word W::FIFTHS of 16 bits on
+template <class W> struct head_with_fifths {
+    block_scales scales;
+    fifth_bits bits;
+    void set(const weight_rows & rows) {
+        __m512i doubles[2];
+        rows.doubles(0, doubles);
+        bits.set(doubles, W::FIFTHS);
+        scales = W::of_doubles(doubles);
+    }
+};
+
 // As products_of_nibbles, with `value` more where the fifth bit is set
 template <class W>
 inline four_sums products_of_fives(const weight_rows & rows, ptrdiff_t offset, const uint8_t * x, const fifth_bits & bits,
@@ -203,16 +215,11 @@ struct q5_0_weights {
     }
     static __m512i low(__m512i v) { return _mm512_and_si512(_mm512_slli_epi16(v, 3), bytes(0x78)); }
     static __m512i high(__m512i v) { return _mm512_and_si512(_mm512_srli_epi16(v, 1), bytes(0x78)); }
-    struct head {
-        block_scales scales;
-        fifth_bits bits;
-        void set(const weight_rows & rows) {
-            __m512i doubles[2];
-            rows.doubles(0, doubles);
-            bits.set(doubles, 1);
-            scales = scales_alone(_mm512_mul_ps(lower_floats(two_words(doubles, 0, 0)), _mm512_set1_ps(1.0f / 8)));
-        }
-    };
+    static constexpr int FIFTHS = 1;
+    static block_scales of_doubles(const __m512i * doubles) {
+        return scales_alone(_mm512_mul_ps(lower_floats(two_words(doubles, 0, 0)), _mm512_set1_ps(1.0f / 8)));
+    }
+    using head = head_with_fifths<q5_0_weights>;
     static four_sums products(const weight_rows & rows, ptrdiff_t offset, const uint8_t * x, const head & head) {
         return products_of_fives<q5_0_weights>(rows, offset + 6, x, head.bits, 0x80);
     }
@@ -225,16 +232,9 @@ struct q5_1_weights {
 
     static block_numbers numbers(const weight_rows & rows) { return add_bits(nibbles<0>(rows, 8), rows, 4, 0x10); }
     static block_scales scales(const weight_rows & rows) { return q4_1_weights::scales(rows); }
-    struct head {
-        block_scales scales;
-        fifth_bits bits;
-        void set(const weight_rows & rows) {
-            __m512i doubles[2];
-            rows.doubles(0, doubles);
-            bits.set(doubles, 2);
-            scales = scale_and_minimum(doubles);
-        }
-    };
+    static constexpr int FIFTHS = 2;
+    static block_scales of_doubles(const __m512i * doubles) { return scale_and_minimum(doubles); }
+    using head = head_with_fifths<q5_1_weights>;
     static four_sums products(const weight_rows & rows, ptrdiff_t offset, const uint8_t * x, const head & head) {
         return products_of_fives<q4_1_weights>(rows, offset + 8, x, head.bits, 0x10);
     }
