@@ -11,13 +11,14 @@
 #include <string>
 #include <vector>
 
+#include "graph/seen_ranges.h"
 #include "naive_attention.h"
 
 using namespace kvg;
 
 namespace {
 
-attend_job job_of(const attention_problem & p, uint32_t n_ranges, std::vector<float> & out) {
+attend_job job_of(const attention_problem & p, std::vector<float> & out) {
     attend_job job = {};
     job.q = p.q.data();
     job.k = p.k.rows();
@@ -33,28 +34,42 @@ attend_job job_of(const attention_problem & p, uint32_t n_ranges, std::vector<fl
     job.n_head_kv = p.s.n_head_kv;
     job.n_tokens = p.s.n_tokens;
     job.n_kv = p.s.n_kv;
-    job.n_ranges = n_ranges;
     return job;
 }
 
-// shares: (n_kv), to which what cells get is added once merged; nullptr: it isn't asked for
-void run(const cpu_kernels & kernel, const attend_job & job, float * shares = nullptr) {
+// (n_tokens, n_ranges + 1): ranges cut anywhere, for each token elsewhere
+std::vector<uint32_t> any_ranges(const attend_job & job, uint32_t n_ranges) {
+    std::vector<uint32_t> begins(size_t{job.n_tokens} * (n_ranges + 1), job.n_kv);
+    for (uint32_t r = 0; r < n_ranges; ++r) {
+        for (uint32_t t = 0; t < job.n_tokens; ++t) {
+            begins[r * job.n_tokens + t] = r == 0 ? 0 : std::min(job.n_kv, job.n_kv * r / n_ranges + 7 * t);
+        }
+    }
+    return begins;
+}
+
+// Each range by itself, then added up. shares: (n_kv), to which what cells get is added in the end; nullptr: it isn't asked for
+void run(const cpu_kernels & kernel, attend_job job, uint32_t n_ranges, float * shares = nullptr) {
+    const std::vector<uint32_t> begins = any_ranges(job, n_ranges);
     const uint32_t group = job.n_head / job.n_head_kv;
     const size_t floats = size_t{job.n_tokens} * group * attend_partial_floats(job.head_dim_v);
     std::vector<float> scratch(attend_scratch_floats(job.head_dim_k, job.head_dim_v, group));
-    std::vector<float> partial(floats * job.n_ranges);
+    std::vector<float> partial(floats), added(floats);
     const uint32_t half = job.n_tokens / 2; // tokens in two units
     for (uint32_t head_kv = 0; head_kv < job.n_head_kv; ++head_kv) {
         for (const auto & [begin, end] : {std::pair{0u, half}, std::pair{half, job.n_tokens}}) {
-            for (uint32_t r = 0; r < job.n_ranges && begin < end; ++r) {
-                kernel.attend.run(job, {begin, end, head_kv, r}, partial.data() + r * floats, scratch.data());
+            job.range_begins = begins.data();
+            kernel.attend.run(job, {begin, end, head_kv, 0, 1}, partial.data(), scratch.data());
+            for (uint32_t r = 1; r < n_ranges; ++r) {
+                kernel.attend.run(job, {begin, end, head_kv, r, r + 1}, added.data(), scratch.data());
+                kernel.attend.add(job, {begin, end, head_kv, 0, 1}, partial.data(), added.data());
             }
-            kernel.attend.merge(job, {begin, end, head_kv, 0}, partial.data(), floats);
+            kernel.attend.finish(job, {begin, end, head_kv, 0, 1}, partial.data());
             if (shares && begin < end) {
-                attend_job again = job;
-                again.n_ranges = 1;
-                again.shares = shares;
-                kernel.attend.run(again, {begin, end, head_kv, 0}, partial.data(), scratch.data());
+                job.range_begins = nullptr;
+                job.shares = shares;
+                kernel.attend.run(job, {begin, end, head_kv, 0, 1}, partial.data(), scratch.data());
+                job.shares = nullptr;
             }
         }
     }
@@ -63,9 +78,9 @@ void run(const cpu_kernels & kernel, const attend_job & job, float * shares = nu
 std::vector<float> with_kernel(const cpu_kernels & kernel, const attention_problem & p, uint32_t n_ranges,
                                const attend_rotations & waiting = {}) {
     std::vector<float> out(p.out_floats(), std::numeric_limits<float>::quiet_NaN());
-    attend_job job = job_of(p, n_ranges, out);
+    attend_job job = job_of(p, out);
     job.waiting = waiting;
-    run(kernel, job);
+    run(kernel, job, n_ranges);
     return out;
 }
 
@@ -151,11 +166,11 @@ TEST_CASE("rows of two types in two places: fresh ones, and from a chunk's first
             for_each_kernel([&](const cpu_kernels & kernel) {
                 for (const uint32_t n_ranges : {1u, 2u}) {
                     std::vector<float> out(p.out_floats());
-                    attend_job job = job_of(p, n_ranges, out);
+                    attend_job job = job_of(p, out);
                     job.old_k = old_k.rows();
                     job.old_v = old_v.rows();
                     job.n_fresh = n_fresh;
-                    run(kernel, job);
+                    run(kernel, job, n_ranges);
                     CHECK(worst(out, expected) < 2e-5);
                 }
             });
@@ -181,7 +196,7 @@ TEST_CASE("shares: what each cell gets of the attention, whatever the shape and 
                 const std::vector<double> expected = naive_shares(p);
                 for_each_kernel([&, n_ranges = n_ranges](const cpu_kernels & kernel) {
                     std::vector<float> out(p.out_floats()), shares(p.s.n_kv);
-                    run(kernel, job_of(p, n_ranges, out), shares.data());
+                    run(kernel, job_of(p, out), n_ranges, shares.data());
                     CHECK(worst(shares, expected) < 1e-5 * s.n_head * s.n_tokens);
                     CHECK(worst(out, naive_attention(p)) < 4e-6);
                 });
@@ -250,29 +265,123 @@ TEST_CASE("windows: any first and last cell") {
     }
 }
 
-TEST_CASE("what a token gets is the same to the bit alone and among others") {
+namespace {
+
+// A problem's token alone.
+attention_problem alone(const attention_problem & p, uint32_t token) {
+    attention_problem one = p;
+    one.s.n_tokens = 1;
+    const size_t q_row = size_t{p.s.n_head} * p.s.head_dim_k;
+    one.q.assign(p.q.begin() + static_cast<std::ptrdiff_t>(token * q_row),
+                 p.q.begin() + static_cast<std::ptrdiff_t>((token + 1) * q_row));
+    one.mask.assign(p.mask.begin() + token * p.s.n_kv, p.mask.begin() + (token + 1) * p.s.n_kv);
+    return one;
+}
+
+// The cells that the problem's token sees, one behind the other.
+attention_problem without_gaps(const attention_problem & p) {
+    attention_problem dense = p;
+    dense.s.n_kv = 0;
+    for (uint32_t c = 0; c < p.s.n_kv; ++c) {
+        if (p.mask[c] == 0) {
+            memcpy(&dense.k.raw[dense.s.n_kv * p.k.stride], &p.k.raw[c * p.k.stride], p.k.stride);
+            memcpy(&dense.v.raw[dense.s.n_kv * p.v.stride], &p.v.raw[c * p.v.stride], p.v.stride);
+            ++dense.s.n_kv;
+        }
+    }
+    dense.mask.assign(dense.s.n_kv, 0);
+    return dense;
+}
+
+// As a graph has it: ranges by the cells that tokens see.
+std::vector<float> by_seen_ranges(const cpu_kernels & kernel, const attention_problem & p) {
+    std::vector<float> out(p.out_floats());
+    attend_job job = job_of(p, out);
+    seen_ranges ranges;
+    ranges.find(job.mask, job.n_tokens, job.n_kv);
+    job.range_begins = ranges.begins();
+    const uint32_t group = job.n_head / job.n_head_kv;
+    std::vector<float> scratch(attend_scratch_floats(job.head_dim_k, job.head_dim_v, group));
+    std::vector<float> partial(size_t{ATTEND_TOKENS} * group * attend_partial_floats(job.head_dim_v));
+    for (uint32_t t = 0; t < job.n_tokens; t += ATTEND_TOKENS) {
+        for (uint32_t head_kv = 0; head_kv < job.n_head_kv; ++head_kv) {
+            const attend_unit unit = {t, std::min(t + ATTEND_TOKENS, job.n_tokens), head_kv, 0, ranges.n()};
+            kernel.attend.run(job, unit, partial.data(), scratch.data());
+            kernel.attend.finish(job, unit, partial.data());
+        }
+    }
+    return out;
+}
+
+bool same_bits(const std::vector<float> & a, const float * b) { return memcmp(a.data(), b, a.size() * sizeof(float)) == 0; }
+
+} // namespace
+
+TEST_CASE("what a token gets is the same to the bit alone and among others, and wherever its cells are") {
     std::mt19937 random(14);
-    const attention_sizes shapes[] = {
-        {64, 64, 9, 3, 16, 300}, {80, 80, 4, 4, 13, 140}, {256, 128, 8, 1, 32, 270}, {72, 64, 4, 1, 20, 100}};
+    const attention_sizes shapes[] = {{64, 64, 9, 3, 16, 900},
+                                      {80, 80, 4, 4, 13, 140},
+                                      {256, 128, 8, 1, 32, 700},
+                                      {72, 64, 4, 1, 20, 100},
+                                      {64, 64, 2, 1, 3, 6000}};
     for (const attention_sizes & s : shapes) {
-        const size_t q_row = size_t{s.n_head} * s.head_dim_k;
         const size_t out_row = size_t{s.n_head} * s.head_dim_v;
-        for (const double share : {1.0, 0.7, 0.2}) {
-            attention_problem p(s, GGML_TYPE_F16, share, random);
-            for (uint32_t t = 0; t < s.n_tokens; ++t) { // what is behind a token is hidden
-                const uint32_t n_behind = s.n_tokens - t - 1;
-                std::fill_n(p.mask.begin() + (t + 1) * s.n_kv - n_behind, n_behind, HIDDEN);
-            }
-            for_each_kernel([&](const cpu_kernels & kernel) {
-                const std::vector<float> among = with_kernel(kernel, p, 1);
-                for (uint32_t t = 0; t < s.n_tokens; ++t) {
-                    attention_problem one = p;
-                    one.s.n_tokens = 1;
-                    one.q.erase(one.q.begin(), one.q.begin() + static_cast<std::ptrdiff_t>(t * q_row));
-                    one.mask.erase(one.mask.begin(), one.mask.begin() + t * s.n_kv);
-                    CHECK(memcmp(with_kernel(kernel, one, 1).data(), &among[t * out_row], out_row * sizeof(float)) == 0);
+        for (const ggml_type type : {GGML_TYPE_F16, GGML_TYPE_Q8_0}) {
+            for (const double share : {1.0, 0.7, 0.2}) {
+                if (!fits(type, s)) {
+                    continue;
                 }
-            });
+                attention_problem p(s, type, share, random);
+                for (float & x : p.q) {
+                    x *= 5; // so that maxima grow on the way
+                }
+                for (uint32_t t = 0; t < s.n_tokens; ++t) { // what is behind a token is hidden
+                    const uint32_t n_behind = s.n_tokens - t - 1;
+                    std::fill_n(p.mask.begin() + (t + 1) * s.n_kv - n_behind, n_behind, HIDDEN);
+                }
+                for_each_kernel([&](const cpu_kernels & kernel) {
+                    const std::vector<float> among = by_seen_ranges(kernel, p);
+                    CHECK(worst(among, naive_attention(p)) < 2e-5);
+                    for (uint32_t t = 0; t < s.n_tokens; ++t) {
+                        const attention_problem one = alone(p, t);
+                        CHECK(same_bits(by_seen_ranges(kernel, one), &among[t * out_row]));
+                        CHECK(same_bits(by_seen_ranges(kernel, without_gaps(one)), &among[t * out_row]));
+                    }
+                });
+            }
+        }
+    }
+}
+
+TEST_CASE("ranges are by the cells that a token sees, and there are few of them") {
+    std::mt19937 random(15);
+    for (const uint32_t n_kv : {1u, 255u, 256u, 257u, 4096u, 9000u, 40000u}) {
+        for (const double share : {1.0, 0.5, 0.03}) {
+            std::bernoulli_distribution sees(share);
+            std::vector<uint16_t> mask(3 * n_kv);
+            for (uint16_t & m : mask) {
+                m = sees(random) ? 0 : HIDDEN;
+            }
+            seen_ranges ranges;
+            ranges.find(mask.data(), 3, n_kv);
+            REQUIRE(ranges.n() <= seen_ranges::count(n_kv));
+            CHECK(ranges.n() <= 16 + 16 * std::max(0.0, std::ceil(std::log2(n_kv / 4096.0))));
+            for (uint32_t t = 0; ranges.begins() && t < 3; ++t) {
+                const uint32_t n_seen = static_cast<uint32_t>(std::count(&mask[t * n_kv], &mask[t * n_kv] + n_kv, 0));
+                uint32_t n_before = 0;
+                CHECK(ranges.begins()[t] == 0);
+                CHECK(ranges.begins()[ranges.n() * 3 + t] == n_kv);
+                for (uint32_t r = 0; r < ranges.n(); ++r) {
+                    const uint32_t begin = ranges.begins()[r * 3 + t];
+                    const uint32_t end = ranges.begins()[(r + 1) * 3 + t];
+                    REQUIRE(begin <= end);
+                    const auto n = static_cast<uint32_t>(std::count(&mask[t * n_kv] + begin, &mask[t * n_kv] + end, 0));
+                    const uint32_t length = seen_ranges::SHORTEST << (n_before < 8192 ? 0 : int(std::log2(n_before / 4096.0)));
+                    CHECK(n == std::min(length, n_seen - n_before));
+                    n_before += n;
+                }
+                CHECK(n_before == n_seen);
+            }
         }
     }
 }
@@ -296,9 +405,9 @@ TEST_CASE("chunks that nobody sees aren't even read") {
         const std::vector<double> expected = naive_attention(p);
         for_each_kernel([&](const cpu_kernels & kernel) {
             std::vector<float> out(p.out_floats());
-            attend_job job = job_of(p, 2, out);
+            attend_job job = job_of(p, out);
             job.k.data = job.v.data = rows;
-            run(kernel, job);
+            run(kernel, job, 2);
             CHECK(worst(out, expected) < 4e-6);
         });
         munmap(memory, n_bytes);
@@ -379,9 +488,9 @@ void check_waiting(attention_problem p, bool neox, uint32_t mixed, uint32_t stre
         const attend_rotations waiting = {of_cell.data(), tables.data(), how, mixed};
         CHECK(worst(with_kernel(kernel, p, 2, waiting), expected) < 1e-5);
         std::vector<float> out(p.out_floats()), found(p.s.n_kv);
-        attend_job job = job_of(p, 2, out);
+        attend_job job = job_of(p, out);
         job.waiting = waiting;
-        run(kernel, job, found.data());
+        run(kernel, job, 2, found.data());
         CHECK(worst(found, shares) < 1e-5 * p.s.n_head * p.s.n_tokens);
     });
 }
@@ -416,9 +525,20 @@ TEST_CASE("attention to cells that wait is the same as to cells whose K was rota
 
 TEST_CASE("scores far apart neither overflow nor lose the greatest") {
     std::mt19937 random(2);
-    attention_problem p({64, 64, 4, 1, 1, 700}, GGML_TYPE_F16, 1.0, random);
-    p.scale = 1000.0f;
-    check_kernels(p, 2, 4e-6);
+    for (const float scale : {1000.0f, 1e7f, 1e12f, 1e30f}) {
+        attention_problem p({64, 64, 4, 1, 1, 700}, GGML_TYPE_F16, 1.0, random);
+        p.scale = scale;
+        check_kernels(p, 2, 4e-6);
+        for (size_t i = 0; i < p.q.size(); ++i) { // so that all scores are far below 0
+            p.q[i] = i % 64 == 0 ? -1.0f : 0.0f;
+        }
+        for (size_t i = 0; i < p.k.values.size(); i += 64) {
+            p.k.values[i] = 2.0f + static_cast<float>(i / 64 % 600);
+            const ggml_fp16_t half = ggml_fp32_to_fp16(p.k.values[i]);
+            memcpy(&p.k.raw[2 * i], &half, sizeof(half));
+        }
+        check_kernels(p, 2, 4e-6);
+    }
 }
 
 TEST_CASE("what lies in hidden cells doesn't matter, and what lies in seen ones isn't kept secret") {

@@ -67,7 +67,9 @@ std::vector<float> by(attention_kind kind, const attention_problem & p) {
     const layer_spec layer = layer_of(p);
     const cell_span span = {0, p.s.n_kv};
     attend_workspace workspace({layer}, p.s.n_kv, GGML_DEFAULT_N_THREADS);
-    attend_op op(layer, span, workspace);
+    seen_ranges ranges;
+    ranges.find(p.mask.data(), p.s.n_tokens, p.s.n_kv);
+    attend_op op(layer, span, ranges, workspace);
     return on_cpu(p).run({kind, kind == attention_kind::attend ? &op : nullptr, layer.scale, layer.soft_cap, layer.max_bias});
 }
 

@@ -1,6 +1,7 @@
 // Queries over the cells of a chunk: scores, their softmax as it grows, and sums of V. Part of kernel.inl.
 
-// Floats of a unit's heads.
+// Floats of a unit's heads. A head's sums are those of V, then those of weights: in lane i of the i-th, (i + LANES)-th and so on of the
+// cells that the token sees. So they don't depend on where chunks begin.
 struct widths {
     uint32_t k; // of a row, in whole vectors
     uint32_t v;
@@ -9,8 +10,15 @@ struct widths {
     explicit widths(const attend_job & job)
         : k((job.head_dim_k + LANES - 1) / LANES * LANES), v((job.head_dim_v + LANES - 1) / LANES * LANES),
           padded_k(attend_padded(job.head_dim_k)), padded_v(attend_padded(job.head_dim_v)) {}
-    uint32_t partial() const { return attend_partial_floats(padded_v); } // from one sum of V to the next
+    uint32_t partial() const { return attend_partial_floats(padded_v); } // from one head's sums to the next
+    uint32_t sums() const { return padded_v + LANES; }
+    // Sums are relative to a power of two, at least that of the greatest weight: so another one changes no bit of them but the exponents.
+    uint32_t power() const { return padded_v + 16; }
+    uint32_t total() const { return padded_v + 17; } // of weights, once all are added up
 };
+
+// Of queries' scores of a chunk, from one query to the next: with room for a vector before and behind them.
+constexpr uint32_t SCORES = CHUNK + 2 * LANES;
 
 // Rows of one head as vectors can read them: in the cache itself, or converted.
 template <class T> struct rows {
@@ -35,10 +43,10 @@ inline sight look(const uint16_t * mask) {
     return (w[0] | w[1] | w[2] | w[3]) == 0 ? sight::all : sight::some;
 }
 
-// Lists the cells of a chunk that a token sees. Returns how many. Most of what a window hides costs a look at 16 cells.
-uint32_t list_seen(const uint16_t * mask, uint32_t n, uint32_t * seen) {
+// Lists the cells of a chunk from `begin` up to n that a token sees. Returns how many. Most of what a window hides costs a look at 16 cells.
+uint32_t list_seen(const uint16_t * mask, uint32_t begin, uint32_t n, uint32_t * seen) {
     uint32_t n_seen = 0;
-    for (uint32_t c = 0; c < n; c += 16) {
+    for (uint32_t c = begin; c < n; c += 16) {
         const uint32_t end = min_of(c + 16, n);
         const sight sees = end - c == 16 ? look(mask + c) : sight::some;
         if (sees == sight::all) {
@@ -98,7 +106,7 @@ void dot_rows(const float * q, uint32_t padded, rows<T> k, uint32_t n_dims, cons
         }
         for (uint32_t h = 0; h < NQ; ++h) {
             const vec4 found = sums_of_folded(dots[h][0], dots[h][1], dots[h][2], dots[h][3]);
-            __builtin_memcpy(weights + h * CHUNK + i, &found, sizeof(found));
+            __builtin_memcpy(weights + h * SCORES + i, &found, sizeof(found));
         }
     }
 }
@@ -107,6 +115,7 @@ void dot_rows(const float * q, uint32_t padded, rows<T> k, uint32_t n_dims, cons
 struct seen_cells {
     uint32_t at[CHUNK + CELLS];
     uint32_t n;
+    uint32_t n_before; // cells of the range that the token has seen
 
     uint32_t end() const { return at[n - 1] + 1; } // behind the last one, of which there is one
     void pad() {
@@ -137,7 +146,7 @@ void add_rows(float * sum, uint32_t stride, uint32_t d, rows<T> v, const uint32_
         }
         for (uint32_t h = 0; h < NQ; ++h) {
             for (uint32_t x = 0; x < NV; ++x) {
-                acc[h][x] += weights[h * CHUNK + i] * vx[x];
+                acc[h][x] += weights[h * SCORES + i] * vx[x];
             }
         }
     }
@@ -178,45 +187,58 @@ void cap_scores(float * scores, uint32_t n, float soft_cap) {
     }
 }
 
-// The scores of one head become weights relative to its maximum, and what it has so far is brought to that maximum.
-void soften(float * weights, uint32_t n_seen, float * sum, const widths & w) {
-    float & highest = sum[w.padded_v];
-    float & total = sum[w.padded_v + 1];
-    const uint32_t end = fill_up(weights, n_seen, LOWEST);
-    vec most = load(weights);
-    for (uint32_t i = LANES; i < end; i += LANES) {
-        const vec score = load(weights + i);
-        most = score > most ? score : most;
-    }
-    float m = highest;
-    for (uint32_t x = 0; x < LANES; ++x) {
-        m = max_of(most[x], m);
-    }
-    vec added = {};
-    for (uint32_t i = 0; i < end; i += LANES) {
-        const vec weight = exp_of(load(weights + i) - m);
-        store(weights + i, weight);
-        added += weight;
-    }
-    const float before = total == 0.0f ? 0.0f : exp_of(splat(highest - m))[0];
-    const vec4 four = fold(added);
-    // the padding, at e^-87 each, is far below a rounding of the greatest weight, 1
-    total = total * before + ((four[0] + four[1]) + (four[2] + four[3]));
-    highest = m;
-    if (before != 1.0f) {
-        for (uint32_t d = 0; d < w.v; d += LANES) {
-            store(sum + d, load(sum + d) * before);
+// Adds up weights, each in its lane. Between seen.n and the next whole vector they are 0.
+void add_weights(float * weights, const seen_cells & seen, float * totals) {
+    const uint32_t offset = seen.n_before % LANES;
+    vec sum = load(totals);
+    if (offset == 0) { // as in a text without gaps
+        for (uint32_t i = 0; i < seen.n; i += LANES) {
+            sum += load(weights + i);
+        }
+    } else {
+        store(weights - LANES, vec{});
+        store(weights + seen.n, vec{});
+        for (uint32_t i = 0; i < seen.n + offset; i += LANES) {
+            sum += load(weights + i - offset);
         }
     }
+    store(totals, sum);
 }
 
-// The scores of one head become shares of its attention, which cells get. sum: what merge() left
+// The scores of one head become weights, relative to a power of two to which the head's sums are brought.
+void soften(float * scores, const seen_cells & seen, float * sum, const widths & w) {
+    const uint32_t end = fill_up(scores, seen.n, LOWEST);
+    vec most = load(scores);
+    for (uint32_t i = LANES; i < end; i += LANES) {
+        const vec score = load(scores + i);
+        most = score > most ? score : most;
+    }
+    float highest = LOWEST;
+    for (uint32_t x = 0; x < LANES; ++x) {
+        highest = max_of(most[x], highest);
+    }
+    float & power = sum[w.power()];
+    highest = max_of(power_of(highest), power);
+    if (highest != power) {
+        const float factor = power_of_two(power - highest);
+        for (uint32_t d = 0; d < w.sums(); d += LANES) {
+            store(sum + d, load(sum + d) * factor);
+        }
+        power = highest;
+    }
+    for (uint32_t i = 0; i < end; i += LANES) {
+        store(scores + i, exp_below(load(scores + i), power));
+    }
+    add_weights(scores, seen, sum + w.padded_v);
+}
+
+// The scores of one head become shares of its attention, which cells get. sum: what finish() left
 void share_out(float * scores, const seen_cells & seen, const float * sum, const widths & w, const attend_job & job) {
-    const float highest = sum[w.padded_v];
-    const float total = sum[w.padded_v + 1];
+    const float power = sum[w.power()];
+    const float total = sum[w.total()];
     const uint32_t end = fill_up(scores, seen.n, LOWEST);
     for (uint32_t i = 0; i < end; i += LANES) {
-        store(scores + i, exp_of(load(scores + i) - highest) / total);
+        store(scores + i, exp_below(load(scores + i), power) / total);
     }
     for (uint32_t i = 0; i < seen.n; ++i) {
         float & share = job.shares[seen.at[i]];
@@ -234,7 +256,7 @@ void score(const float * q, const widths & w, const keys<T> & k, const seen_cell
     const uint32_t n_whole = n_common / CELLS * CELLS;
     dot_rows<NQ>(q, w.padded_k, k.in_rows, w.k, seen[0]->at, 0, n_whole, scores);
     for (uint32_t h = 0; h < NQ; ++h) {
-        dot_rows<1>(q + h * w.padded_k, w.padded_k, k.in_rows, w.k, seen[h]->at, n_whole, seen[h]->n, scores + h * CHUNK);
+        dot_rows<1>(q + h * w.padded_k, w.padded_k, k.in_rows, w.k, seen[h]->at, n_whole, seen[h]->n, scores + h * SCORES);
     }
 }
 
@@ -244,17 +266,18 @@ template <uint32_t NQ, class T>
 void attend_queries(const attend_job & job, const float * q, float * sum, const keys<T> & k, rows<T> v,
                     const seen_cells * const (&seen)[NQ], uint32_t n_common) {
     const widths w(job);
-    float weights[NQ * CHUNK];
+    float floats[NQ * SCORES];
+    float * weights = floats + LANES;
     score<NQ>(q, w, k, seen, n_common, weights);
     for (uint32_t h = 0; h < NQ; ++h) {
-        float * own = weights + h * CHUNK;
+        float * own = weights + h * SCORES;
         if (job.soft_cap != 0.0f) {
             cap_scores(own, seen[h]->n, job.soft_cap);
         }
         if (job.shares) {
             share_out(own, *seen[h], sum + h * w.partial(), w, job);
         } else {
-            soften(own, seen[h]->n, sum + h * w.partial(), w);
+            soften(own, *seen[h], sum + h * w.partial(), w);
         }
     }
     if (job.shares) {
@@ -263,7 +286,7 @@ void attend_queries(const attend_job & job, const float * q, float * sum, const 
     add_whole_rows<NQ>(sum, w, v, seen[0]->at, 0, n_common, weights);
     for (uint32_t h = 0; h < NQ; ++h) {
         if (n_common < seen[h]->n) {
-            add_whole_rows<1>(sum + h * w.partial(), w, v, seen[h]->at, n_common, seen[h]->n, weights + h * CHUNK);
+            add_whole_rows<1>(sum + h * w.partial(), w, v, seen[h]->at, n_common, seen[h]->n, weights + h * SCORES);
         }
     }
 }

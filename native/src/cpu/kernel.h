@@ -4,9 +4,12 @@
 // Attention is over a cache in host memory, K and V a row per cell.
 //
 // Cells are cut into chunks, and each query goes over them with a running maximum and sum: online softmax (Milakov and Gimelshein 2018).
-// Where there are few queries, ranges of cells are worked on independently and merged at the end, the split-K form of it (Dao et al.
-// 2023). Every K and V row is read once for all query heads that share it, cells that a token doesn't see aren't read at all, and
-// sums are in F32: an order of cells, a thread count or a neighbour's NaN make no difference worth naming.
+// Ranges of cells are summed up by themselves and then added up in order, the split-K form of it (Dao et al. 2023), so that threads can
+// share a query out. Every K and V row is read once for all query heads that share it, and cells that a token doesn't see aren't read.
+//
+// What a token gets depends, to the bit, on the cells that it sees in their order, and on nothing else: not on where they are, the cells
+// between them, the other tokens or the threads. Ranges are by the number of cells seen (graph/seen_ranges.h), maxima are powers of two, by
+// which floats are multiplied exactly, and within a range each sum adds up its terms in the order of cells.
 #pragma once
 
 #include <cstddef>
@@ -65,37 +68,33 @@ struct attend_job {
     uint32_t n_head_kv;
     uint32_t n_tokens;
     uint32_t n_kv;
-    uint32_t n_ranges;
+    const uint32_t * range_begins; // (n_tokens, ranges + 1): the first cell of each range; nullptr: there is one
     attend_rotations waiting;
-    // (n_kv): what each cell gets of the tokens' attention is added; nullptr: they attend. Else `partial` has what merge() left there.
+    // (n_kv): what each cell gets of the tokens' attention is added; nullptr: they attend. Else `partial` has what finish() left there.
     float * shares;
     bool peaks; // not added: the highest that any of the tokens' heads gives a cell
 };
 
-// What is worked on at a time: some tokens' query heads of one KV head over one range of cells.
+// What is worked on at a time: some tokens' query heads of one KV head over some ranges of cells.
 struct attend_unit {
     uint32_t token_begin;
     uint32_t token_end; // at most ATTEND_TOKENS further
     uint32_t head_kv;
     uint32_t range;
+    uint32_t range_end;
 };
 
 // All static: compiled for AVX-512 somewhere, none of them may become everybody's.
 static constexpr uint32_t attend_padded(uint32_t head_dim) { return (head_dim + 15) / 16 * 16; }
-// Floats of a head's partial result: its sum of V, padded; its maximum; its sum of weights.
-static constexpr uint32_t attend_partial_floats(uint32_t head_dim_v) { return attend_padded(head_dim_v) + 16; }
+// Floats of a head's partial result: its sum of V, padded; its sums of weights, by lanes; the power of two to which these are relative.
+static constexpr uint32_t attend_partial_floats(uint32_t head_dim_v) { return attend_padded(head_dim_v) + 32; }
 // Cells at a time, and tokens of a unit, whose rows and queries of one head stay in L1 or L2.
 constexpr uint32_t ATTEND_CHUNK = 128;
 constexpr uint32_t ATTEND_TOKENS = 16;
-// Floats of scratch that a thread needs: queries of a unit, rows of a chunk that were converted, and its K by dimensions.
+// Floats of scratch that a thread needs: queries of a unit, rows of a chunk that were converted, its K by dimensions, and a partial result.
 static constexpr uint32_t attend_scratch_floats(uint32_t head_dim_k, uint32_t head_dim_v, uint32_t group) {
-    return (ATTEND_TOKENS * group + 2 * ATTEND_CHUNK) * attend_padded(head_dim_k) + ATTEND_CHUNK * attend_padded(head_dim_v);
-}
-// The first cell of a range; that of n_ranges is n_kv. Whole chunks.
-static inline uint32_t attend_range_begin(const attend_job & job, uint32_t range) {
-    const uint64_t n_chunks = (job.n_kv + ATTEND_CHUNK - 1) / ATTEND_CHUNK;
-    const uint64_t begin = n_chunks * range / job.n_ranges * ATTEND_CHUNK;
-    return begin < job.n_kv ? static_cast<uint32_t>(begin) : job.n_kv;
+    return (ATTEND_TOKENS * group + 2 * ATTEND_CHUNK) * attend_padded(head_dim_k) + ATTEND_CHUNK * attend_padded(head_dim_v) +
+           ATTEND_TOKENS * group * attend_partial_floats(head_dim_v);
 }
 
 struct softmax_parts {
@@ -106,11 +105,12 @@ struct softmax_parts {
 
 // Attention, and the softmax over logits.
 struct attend_kernel {
-    // partial: attend_partial_floats() for each token of the unit and query head of its KV head
+    // partial: attend_partial_floats() for each token of the unit and query head of its KV head: all of its ranges, added up in order
     void (*run)(const attend_job & job, const attend_unit & unit, float * partial, float * scratch);
-    // The partial results of all ranges, `stride` floats apart, become `out`. The unit's range doesn't matter. The first range's keep the
-    // maximum and the sum of weights of all.
-    void (*merge)(const attend_job & job, const attend_unit & unit, float * partial, size_t stride);
+    // partial += what another unit made of the next range. The unit's own range doesn't matter, here and below.
+    void (*add)(const attend_job & job, const attend_unit & unit, float * partial, const float * added);
+    // The partial result of all ranges becomes `out`. It keeps the maximum and the sum of all weights.
+    void (*finish)(const attend_job & job, const attend_unit & unit, float * partial);
     // The greatest of n numbers, and the sum of e^(x - greatest): what a softmax is made of, NaN if any is. n >= 1
     softmax_parts (*softmax)(const float * x, uint32_t n);
 };

@@ -21,6 +21,30 @@ constexpr float LOWEST = -__builtin_inff();
 
 #include "cpu/attend_queries.inl"
 
+// The cells of a unit's range: of all its tokens from the least `begin` up to the greatest `end`.
+struct cell_range {
+    uint32_t begin;
+    uint32_t end;
+};
+
+cell_range range_of(const attend_job & job, uint32_t token, uint32_t range) {
+    if (!job.range_begins) {
+        return {0, job.n_kv};
+    }
+    const uint32_t * begins = job.range_begins + size_t{range} * job.n_tokens + token;
+    return {begins[0], begins[job.n_tokens]};
+}
+
+cell_range range_of_all(const attend_job & job, const attend_unit & unit) {
+    cell_range all = {job.n_kv, 0};
+    for (uint32_t t = unit.token_begin; t < unit.token_end; ++t) {
+        const cell_range one = range_of(job, t, unit.range);
+        all.begin = min_of(all.begin, one.begin);
+        all.end = all.end > one.end ? all.end : one.end;
+    }
+    return all;
+}
+
 // Lists the cells of a chunk that any token of a unit sees. Returns how many.
 uint32_t list_wanted(const attend_job & job, const attend_unit & unit, uint32_t first, uint32_t n, uint32_t * wanted) {
     const uint16_t * mask = job.mask + size_t{unit.token_begin} * job.n_kv + first;
@@ -32,7 +56,7 @@ uint32_t list_wanted(const attend_job & job, const attend_unit & unit, uint32_t 
             all[c] &= mask[c];
         }
     }
-    return list_seen(all, n, wanted);
+    return list_seen(all, 0, n, wanted);
 }
 
 // Rows that vectors can't read where they are, as floats: those of a chunk that are wanted.
@@ -51,8 +75,9 @@ void convert(const attend_rows & from, uint32_t head_kv, uint32_t first, uint32_
 
 // The queries of a unit: scaled, padded with zeros, and rotated for the cells that they were used for last.
 struct unit_queries {
-    float * floats;              // (padded, group, tokens)
-    uint32_t has[ATTEND_TOKENS]; // each token's rotation + 1; 0: the token has no queries yet
+    float * floats;                 // (padded, group, tokens)
+    uint32_t has[ATTEND_TOKENS];    // each token's rotation + 1; 0: the token has no queries yet
+    uint32_t n_seen[ATTEND_TOKENS]; // cells of the range by each token, so far
 };
 
 void scale_queries(const attend_job & job, uint32_t token, uint32_t head_kv, float * q) {
@@ -61,8 +86,11 @@ void scale_queries(const attend_job & job, uint32_t token, uint32_t head_kv, flo
     const float scale = job.soft_cap == 0.0f ? job.scale : job.scale / job.soft_cap;
     const float * from = job.q + (size_t{token} * job.n_head + head_kv * group) * job.head_dim_k;
     for (uint32_t h = 0; h < group; ++h) {
-        for (uint32_t d = 0; d < padded; ++d) {
-            q[h * padded + d] = d < job.head_dim_k ? from[h * job.head_dim_k + d] * scale : 0.0f;
+        for (uint32_t d = 0; d < job.head_dim_k; ++d) {
+            q[h * padded + d] = from[h * job.head_dim_k + d] * scale;
+        }
+        for (uint32_t d = job.head_dim_k; d < padded; ++d) {
+            q[h * padded + d] = 0.0f;
         }
     }
 }
@@ -114,6 +142,7 @@ template <class T>
 void attend_rotated(const attend_job & job, const attend_unit & unit, uint32_t token, const uint32_t * rotations,
                     seen_cells & seen, rows<T> k, rows<T> v, float * sum, unit_queries & queries) {
     seen_cells alike;
+    alike.n_before = seen.n_before;
     while (seen.n > 0) {
         const uint32_t rotation = rotations[seen.at[0]];
         const uint32_t n_left = take_alike(rotations, seen.at, seen.n, alike.at);
@@ -122,6 +151,7 @@ void attend_rotated(const attend_job & job, const attend_unit & unit, uint32_t t
         seen.n = n_left;
         const float * q = queries_for(job, unit, token, rotation, queries);
         token_run<T>{job, {k, nullptr}, v, q, sum, &alike, 1, alike.n}.all();
+        alike.n_before += alike.n;
     }
 }
 
@@ -161,7 +191,12 @@ void attend_chunk(const attend_job & job, const attend_unit & unit, uint32_t fir
     };
     for (uint32_t t = unit.token_begin; t < unit.token_end; ++t) {
         const uint32_t i = t - unit.token_begin;
-        seen[i].n = list_seen(job.mask + size_t{t} * job.n_kv + first, n, seen[i].at);
+        const cell_range own = range_of(job, t, unit.range);
+        const uint32_t begin = own.begin > first ? own.begin - first : 0;
+        const uint32_t end = own.end > first ? min_of(own.end - first, n) : 0;
+        seen[i].n = list_seen(job.mask + size_t{t} * job.n_kv + first, begin, end, seen[i].at);
+        seen[i].n_before = queries.n_seen[i];
+        queries.n_seen[i] += seen[i].n;
         if (seen[i].n == 0) {
             compute_run(t);
         } else if (rotations) {
@@ -186,23 +221,64 @@ rows<uint16_t> in_place(const attend_rows & from, uint32_t head_kv, uint32_t fir
 }
 #endif
 
-void run(const attend_job & whole, const attend_unit & unit, float * partial, float * scratch) {
-    attend_job job = whole; // whose shares are a chunk's
+// Calls visit(token, query head, place in the unit's partial result) for each query head of a unit.
+template <class F> void each_head(const attend_job & job, const attend_unit & unit, F visit) {
     const uint32_t group = job.n_head / job.n_head_kv;
-    const widths w(job);
-    for (uint32_t i = 0; !job.shares && i < (unit.token_end - unit.token_begin) * group; ++i) {
-        __builtin_memset(partial + i * w.partial(), 0, w.partial() * sizeof(float));
-        partial[i * w.partial() + w.padded_v] = LOWEST;
+    uint32_t place = 0;
+    for (uint32_t t = unit.token_begin; t < unit.token_end; ++t) {
+        for (uint32_t h = 0; h < group; ++h) {
+            visit(t, unit.head_kv * group + h, place++);
+        }
     }
-    unit_queries queries = {scratch, {}};
-    float * k = scratch + ATTEND_TOKENS * group * w.padded_k;
-    float * v = k + CHUNK * w.padded_k;
-    float * columns = v + CHUNK * w.padded_v;
-    const rows<float> k_rows = {reinterpret_cast<const uint8_t *>(k), w.padded_k * sizeof(float)};
-    const rows<float> v_rows = {reinterpret_cast<const uint8_t *>(v), w.padded_v * sizeof(float)};
-    const uint32_t end = attend_range_begin(job, unit.range + 1);
-    for (uint32_t first = attend_range_begin(job, unit.range); first < end; first += CHUNK) {
-        const uint32_t n = min_of(CHUNK, end - first);
+}
+
+void add(const attend_job & job, const attend_unit & unit, float * partial, const float * added) {
+    const widths w(job);
+    each_head(job, unit, [&](uint32_t, uint32_t, uint32_t place) {
+        float * sum = partial + place * w.partial();
+        const float * other = added + place * w.partial();
+        const float power = max_of(other[w.power()], sum[w.power()]);
+        const float factor = power_of_two(sum[w.power()] - power);
+        const float factor_other = power_of_two(other[w.power()] - power);
+        for (uint32_t d = 0; d < w.sums(); d += LANES) {
+            store(sum + d, load(sum + d) * factor + load(other + d) * factor_other);
+        }
+        sum[w.power()] = power;
+    });
+}
+
+// Where a thread has what it works with.
+struct unit_scratch {
+    float * k; // of a chunk, as floats
+    float * v;
+    float * columns;
+    float * added; // a range's partial result
+
+    unit_scratch(const attend_job & job, const widths & w, float * scratch) {
+        k = scratch + ATTEND_TOKENS * (job.n_head / job.n_head_kv) * w.padded_k;
+        v = k + CHUNK * w.padded_k;
+        columns = v + CHUNK * w.padded_v;
+        added = columns + CHUNK * w.padded_k;
+    }
+};
+
+// One of a unit's ranges. partial: its result; untouched where shares are asked for
+void run_range(const attend_job & whole, const attend_unit & unit, float * partial, unit_queries & queries,
+               const unit_scratch & scratch) {
+    attend_job job = whole; // whose shares are a chunk's
+    const widths w(job);
+    each_head(job, unit, [&](uint32_t, uint32_t, uint32_t place) {
+        if (!job.shares) {
+            __builtin_memset(partial + place * w.partial(), 0, w.partial() * sizeof(float));
+            partial[place * w.partial() + w.power()] = LOWEST;
+        }
+    });
+    __builtin_memset(queries.n_seen, 0, sizeof(queries.n_seen));
+    const rows<float> k_rows = {reinterpret_cast<const uint8_t *>(scratch.k), w.padded_k * sizeof(float)};
+    const rows<float> v_rows = {reinterpret_cast<const uint8_t *>(scratch.v), w.padded_v * sizeof(float)};
+    const cell_range range = range_of_all(job, unit);
+    for (uint32_t first = range.begin / CHUNK * CHUNK; first < range.end; first += CHUNK) {
+        const uint32_t n = min_of(CHUNK, job.n_kv - first);
         job.shares = whole.shares ? whole.shares + first : nullptr;
         if (whole.old_k.data && first >= whole.n_fresh) {
             job.k = whole.old_k;
@@ -211,58 +287,55 @@ void run(const attend_job & whole, const attend_unit & unit, float * partial, fl
 #if LANES > 4
         if (job.k.type == GGML_TYPE_F16 && job.v.type == GGML_TYPE_F16 && job.head_dim_k == w.k && job.head_dim_v == w.v) {
             attend_chunk<uint16_t>(job, unit, first, n, in_place(job.k, unit.head_kv, first),
-                                   in_place(job.v, unit.head_kv, first), partial, queries, columns);
+                                   in_place(job.v, unit.head_kv, first), partial, queries, scratch.columns);
             continue;
         }
 #endif
         uint32_t wanted[CHUNK];
         const uint32_t n_wanted = list_wanted(job, unit, first, n, wanted);
         if (n_wanted > 0) {
-            convert(job.k, unit.head_kv, first, job.head_dim_k, wanted, n_wanted, k);
+            convert(job.k, unit.head_kv, first, job.head_dim_k, wanted, n_wanted, scratch.k);
             if (!job.shares) {
-                convert(job.v, unit.head_kv, first, job.head_dim_v, wanted, n_wanted, v);
+                convert(job.v, unit.head_kv, first, job.head_dim_v, wanted, n_wanted, scratch.v);
             }
-            attend_chunk<float>(job, unit, first, n, k_rows, v_rows, partial, queries, columns);
+            attend_chunk<float>(job, unit, first, n, k_rows, v_rows, partial, queries, scratch.columns);
         }
     }
 }
 
-// The partial results of one query head, `stride` floats apart. sink: nullptr for none
-void merge_head(float * partial, size_t stride, uint32_t n_ranges, const widths & w, const float * sink, uint32_t head_dim_v,
-                float * out) {
-    float m = sink ? *sink : LOWEST;
-    for (uint32_t r = 0; r < n_ranges; ++r) {
-        m = max_of(partial[r * stride + w.padded_v], m);
+void run(const attend_job & job, const attend_unit & unit, float * partial, float * scratch) {
+    const unit_scratch own(job, widths(job), scratch);
+    unit_queries queries = {scratch, {}, {}};
+    run_range(job, unit, partial, queries, own);
+    for (attend_unit next = unit; ++next.range < unit.range_end;) {
+        run_range(job, next, own.added, queries, own);
+        add(job, unit, partial, own.added);
     }
-    float total = sink ? exp_of(splat(*sink - m))[0] : 0.0f;
-    for (uint32_t r = 0; r < n_ranges; ++r) {
-        const float * part = partial + r * stride;
-        const float part_total = part[w.padded_v + 1];
-        const float factor = part_total == 0.0f ? 0.0f : exp_of(splat(part[w.padded_v] - m))[0];
-        total += part_total * factor;
-        for (uint32_t d = 0; d < w.v; d += LANES) {
-            const vec scaled = load(part + d) * factor;
-            store(partial + d, r == 0 ? scaled : load(partial + d) + scaled);
-        }
+}
+
+// sink: nullptr for none
+void finish_head(float * sum, const widths & w, const float * sink, uint32_t head_dim_v, float * out) {
+    const vec4 four = fold(load(sum + w.padded_v));
+    float total = (four[0] + four[1]) + (four[2] + four[3]);
+    float factor = 1.0f;
+    if (sink) {
+        const float power = max_of(power_of(*sink), sum[w.power()]);
+        factor = power_of_two(sum[w.power()] - power);
+        total = total * factor + exp_below(splat(*sink), power)[0];
+        sum[w.power()] = power;
     }
     for (uint32_t d = 0; d < head_dim_v; ++d) {
-        out[d] = partial[d] / total;
+        out[d] = sum[d] * factor / total;
     }
-    partial[w.padded_v] = m;
-    partial[w.padded_v + 1] = total;
+    sum[w.total()] = total;
 }
 
-void merge(const attend_job & job, const attend_unit & unit, float * partial, size_t stride) {
-    const uint32_t group = job.n_head / job.n_head_kv;
+void finish(const attend_job & job, const attend_unit & unit, float * partial) {
     const widths w(job);
-    for (uint32_t t = unit.token_begin; t < unit.token_end; ++t) {
-        for (uint32_t h = 0; h < group; ++h) {
-            const uint32_t head = unit.head_kv * group + h;
-            float * out = job.out + (size_t{t} * job.n_head + head) * job.head_dim_v;
-            merge_head(partial, stride, job.n_ranges, w, job.sinks ? job.sinks + head : nullptr, job.head_dim_v, out);
-            partial += w.partial();
-        }
-    }
+    each_head(job, unit, [&](uint32_t token, uint32_t head, uint32_t place) {
+        float * out = job.out + (size_t{token} * job.n_head + head) * job.head_dim_v;
+        finish_head(partial + place * w.partial(), w, job.sinks ? job.sinks + head : nullptr, job.head_dim_v, out);
+    });
 }
 
 // The numbers from i on as a vector, filled up with what adds nothing.
@@ -316,7 +389,7 @@ extern const cpu_kernels kernels;
 const cpu_kernels kernels = {
     KVG_ISA_NAME,
     LANES,
-    {run, merge, softmax},
+    {run, add, finish, softmax},
     {row_to_floats, floats_to_row, rotate_heads, mix_heads},
     {convolve, recall, to_unit, pass_gate, recall_by_chunks},
     {route_rows, apply_gate<swiglu_gate>, apply_gate<geglu_gate>, apply_gate<swiglu_oai_gate>, sum_rows},

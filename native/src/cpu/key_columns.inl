@@ -67,13 +67,13 @@ void dot_columns(const float * q, const widths & w, const float * columns, const
     for (uint32_t c = 0; c < end; c += LANES) {
         const column_sums<NQ> dots = column_block<NQ>(q, w.padded_k, columns + c * w.k, w.k).dots();
         for (uint32_t h = 0; h < NQ; ++h) {
-            store(scores + h * CHUNK + c, dots.of[h]);
+            store(scores + h * SCORES + c, dots.of[h]);
         }
     }
     for (uint32_t h = 0; h < NQ; ++h) {
         const bool has_gaps = seen[h]->n < seen[h]->end();
         for (uint32_t i = 0; has_gaps && i < seen[h]->n; ++i) {
-            scores[h * CHUNK + i] = scores[h * CHUNK + seen[h]->at[i]];
+            scores[h * SCORES + i] = scores[h * SCORES + seen[h]->at[i]];
         }
     }
 }

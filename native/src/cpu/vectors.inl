@@ -85,23 +85,58 @@ inline vec4 sums_of_folded(vec4 a, vec4 b, vec4 c, vec4 d) {
 // The sums of four vectors' lanes.
 inline vec4 sums(vec a, vec b, vec c, vec d) { return sums_of_folded(fold(a), fold(b), fold(c), fold(d)); }
 
-// e^x for x <= 0, to 2 units in the last place: 2^n times a polynomial of what is left, |r| <= ln(2) / 2. Below -87 it stays at e^-87.
-inline vec exp_of(vec x) {
-    const vec lowest = splat(-87.0f);
-    x = x < lowest ? lowest : x;
+// e^x as 2^power times fraction, whose bits depend on x alone.
+struct exponential {
+    vec fraction; // about 0.7 to 1.42
+    vec power;    // a whole number, also where x is too large for an int32_t
+    vec shifted;  // the same, where it is small, as the low bits
+};
+
+// To 2 units in the last place: the fraction is a polynomial of what is left, |r| <= ln(2) / 2.
+inline exponential exponential_of(vec x) {
     const vec magic = splat(12582912.0f); // 1.5 * 2^23: rounds, and leaves the integer in the low bits
     const vec shifted = x * 1.44269504f + magic;
     const vec n = shifted - magic;
-    const vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f; // ln(2) in two parts
+    vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f;       // ln(2) in two parts
+    r = r > 0.5f ? splat(0.5f) : r < -0.5f ? splat(-0.5f) : r; // of millions nothing is left but a rounding
     vec p = splat(1.0f / 720) * r + 1.0f / 120;
     p = p * r + 1.0f / 24;
     p = p * r + 1.0f / 6;
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    const uvec exponent = reinterpret_cast<uvec>(shifted) << 23;
-    const vec power = reinterpret_cast<vec>(reinterpret_cast<uvec>(p) + exponent);
-    return x == x ? power : x; // shifting would make a number of some NaNs
+    return {p, n, shifted};
+}
+
+// x times 2^n for a small n, which is the low bits of `shifted`.
+inline vec times_power(vec x, vec shifted) {
+    return reinterpret_cast<vec>(reinterpret_cast<uvec>(x) + (reinterpret_cast<uvec>(shifted) << 23));
+}
+
+// e^x for x <= 0. Below -87 it stays at e^-87.
+inline vec exp_of(vec x) {
+    const vec lowest = splat(-87.0f);
+    const exponential e = exponential_of(x < lowest ? lowest : x);
+    return x == x ? times_power(e.fraction, e.shifted) : x; // shifting would make a number of some NaNs
+}
+
+// e^x / 2^power; power: at least that of e^x. 0 below 2^-100. A greater power divides each result by a power of two exactly.
+inline vec exp_below(vec x, float power) {
+    const exponential e = exponential_of(x);
+    const vec n = e.power - power;
+    const vec found = times_power(e.fraction, n + 12582912.0f);
+    return n >= -100.0f ? found : n == n ? vec{} : n;
+}
+
+// The power of two in e^x.
+inline float power_of(float x) { return exponential_of(splat(x)).power[0]; }
+
+// 2^n for a whole n <= 0; 0 below 2^-100
+inline float power_of_two(float n) {
+    const uint32_t bits = n >= -100.0f ? static_cast<uint32_t>(127 + static_cast<int32_t>(n)) << 23 : 0;
+    float x;
+    __builtin_memcpy(&x, &bits, sizeof(x));
+    return x;
 }
 
 // tanh x to 2 units in the last place: near 0 by a polynomial (Moshier, Cephes 1989), further on by e^(-2 |x|), where nothing cancels.

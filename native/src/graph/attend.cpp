@@ -10,25 +10,13 @@ namespace kvg {
 
 namespace {
 
-constexpr uint32_t MIN_RANGE = 4 * ATTEND_CHUNK; // cells: the first chunk of a range is read before it was prefetched
-constexpr uint32_t MANY_UNITS = 4; // fewer than these KV heads, by blocks, leave threads without work: ranges are shorter
-constexpr uint32_t MAX_RANGES = 64;
-constexpr uint32_t MAX_SPLIT_TOKENS = 64; // more of them are work enough without splitting the cells
+constexpr uint32_t MAX_SPLIT = 128; // heads of K by tokens: more are work enough for all threads without sharing out ranges
 
 constexpr uint64_t READ_AT_ONCE = 1 << 13; // numbers of K that one thread reads in 8 us from memory: worth sharing out
 
 uint32_t count_blocks(uint32_t n_tokens) { return (n_tokens + ATTEND_TOKENS - 1) / ATTEND_TOKENS; }
 
-// Into how many ranges the cells are split. It depends on the shape alone: a thread more or less doesn't change a bit of the result.
-uint32_t count_ranges(uint32_t n_kv, uint32_t n_tokens, uint32_t n_head_kv) {
-    if (n_tokens > MAX_SPLIT_TOKENS) {
-        return 1;
-    }
-    const uint32_t units = std::min(MANY_UNITS, n_head_kv * count_blocks(n_tokens));
-    const uint32_t shortest = MIN_RANGE * units / MANY_UNITS;
-    const uint32_t most = std::max(2u, MAX_RANGES / n_tokens); // bounds what the partial results take
-    return std::min(most, (n_kv + shortest - 1) / shortest);
-}
+bool is_split(uint32_t n_tokens, uint32_t n_head_kv) { return n_tokens == 1 || n_tokens * n_head_kv <= MAX_SPLIT; }
 
 // Of the partial results of one token for a KV head.
 size_t unit_floats(uint32_t head_dim_v, uint32_t group) { return size_t{group} * attend_partial_floats(head_dim_v); }
@@ -47,7 +35,7 @@ attend_rows whole_rows_of(const ggml_tensor * t, int64_t begin, uint32_t head_di
 
 attend_workspace::attend_workspace(const std::vector<layer_spec> & layers, uint32_t n_cells, int max_threads) {
     size_t partial_floats = 0;
-    uint32_t n_head_kv = 0;
+    size_t most_units = 0;
     uint32_t head_dim = 0;
     for (const layer_spec & layer : layers) {
         if (!layer.attends()) {
@@ -56,17 +44,18 @@ attend_workspace::attend_workspace(const std::vector<layer_spec> & layers, uint3
         const uint32_t group = layer.n_head / layer.n_head_kv;
         const size_t unit = unit_floats(layer.head_dim_v, group);
         const size_t scratch = attend_scratch_floats(layer.head_dim_k, layer.head_dim_v, group);
-        size_t n_partial = 0; // tokens times ranges
-        for (uint32_t n = 1; n <= MAX_SPLIT_TOKENS; ++n) {
-            const size_t n_ranges = count_ranges(n_cells, n, layer.n_head_kv);
-            n_partial = std::max(n_partial, size_t{count_blocks(n)} * std::min(n, ATTEND_TOKENS) * n_ranges);
+        uint32_t most = 1; // tokens whose ranges are shared out
+        while (is_split(most + 1, layer.n_head_kv)) {
+            ++most;
         }
+        const size_t n_units = size_t{count_blocks(most)} * layer.n_head_kv;
+        const size_t n_split = n_units * std::min(most, ATTEND_TOKENS) * seen_ranges::count(n_cells);
         scratch_floats_ = std::max(scratch_floats_, ATTEND_TOKENS * unit + scratch);
-        partial_floats = std::max(partial_floats, n_partial * layer.n_head_kv * unit);
-        n_head_kv = std::max(n_head_kv, layer.n_head_kv);
+        partial_floats = std::max(partial_floats, n_split * unit);
+        most_units = std::max(most_units, n_units);
         head_dim = std::max(head_dim, layer.head_dim_k);
     }
-    done_ = std::vector<std::atomic<uint32_t>>(size_t{MAX_SPLIT_TOKENS / ATTEND_TOKENS} * n_head_kv);
+    done_ = std::vector<std::atomic<uint32_t>>(most_units);
     const size_t threads_floats = scratch_floats_ * static_cast<size_t>(max_threads);
     const size_t n_bytes = (threads_floats + partial_floats) * sizeof(float);
     const bool fits = has_room(cpu_device(), n_bytes);
@@ -102,18 +91,18 @@ float * attend_op::shares_of(const attend_job & job, uint32_t token, uint32_t he
 }
 
 // Once more over all cells, now that the sums of a unit's weights are known.
-void attend_op::observe_unit(const attend_job & job, const attend_unit & unit, float * merged, float * scratch) {
+void attend_op::observe(const attend_job & job, const attend_unit & unit, float * merged, float * scratch) {
     if (!observed_ || unit.token_end <= observed_from_) {
         return;
     }
     attend_job again = job;
-    again.n_ranges = 1;
+    again.range_begins = nullptr;
     again.shares = shares_of(job, unit.token_begin, unit.head_kv);
     again.peaks = observed_->peaks;
     std::fill_n(again.shares, job.n_kv, 0.0f);
     const uint32_t begin = std::max(unit.token_begin, observed_from_);
     float * sums = merged + (begin - unit.token_begin) * unit_floats(job.head_dim_v, job.n_head / job.n_head_kv);
-    kernel_.run(again, {begin, unit.token_end, unit.head_kv, 0}, sums, scratch);
+    kernel_.run(again, {begin, unit.token_end, unit.head_kv, 0, 1}, sums, scratch);
 }
 
 // In an order that doesn't depend on threads.
@@ -132,29 +121,46 @@ void attend_op::add_observed(const attend_job & job) {
     observed_->n_queries[observed_place_] += static_cast<double>(job.n_head) * (job.n_tokens - observed_from_);
 }
 
-// A unit is claimed by whoever is free. The thread that does the last range of a block's head merges them: nobody waits in here.
+// A unit's range among others, which are shared out. The thread that does the last one of them adds all up: nobody waits in here.
+// i: the unit's place among n_units
+void attend_op::attend_range(const attend_job & job, const attend_unit & unit, uint32_t i, uint32_t n_units, float * scratch) {
+    attend_workspace & w = workspace_;
+    const size_t floats = std::min(job.n_tokens, ATTEND_TOKENS) * unit_floats(job.head_dim_v, job.n_head / job.n_head_kv);
+    const auto partial = [&](uint32_t range) { return w.partial_ + (size_t{range} * n_units + i) * floats; };
+    kernel_.run(job, unit, partial(unit.range), scratch);
+    if (++w.done_[i] < ranges_.n()) {
+        return;
+    }
+    for (uint32_t r = 1; r < ranges_.n(); ++r) {
+        kernel_.add(job, unit, partial(0), partial(r));
+    }
+    finish(job, unit, partial(0), scratch);
+}
+
+void attend_op::finish(const attend_job & job, const attend_unit & unit, float * partial, float * scratch) {
+    kernel_.finish(job, unit, partial);
+    observe(job, unit, partial, scratch);
+}
+
+// A unit, or a range of it, is claimed by whoever is free.
 void attend_op::share(const attend_job & job, size_t ith) {
     attend_workspace & w = workspace_;
-    const uint32_t group = job.n_head / job.n_head_kv;
     float * scratch = w.scratch_ + w.scratch_floats_ * ith;
-    float * own = scratch + attend_scratch_floats(job.head_dim_k, job.head_dim_v, group);
-    const size_t floats = std::min(job.n_tokens, ATTEND_TOKENS) * unit_floats(job.head_dim_v, group);
-    for (uint32_t i = w.claimed_++; i < count_blocks(job.n_tokens) * job.n_ranges * job.n_head_kv; i = w.claimed_++) {
-        const uint32_t head_kv = i % job.n_head_kv;
-        const uint32_t block = i / job.n_head_kv / job.n_ranges;
-        const attend_unit unit = {block * ATTEND_TOKENS, std::min((block + 1) * ATTEND_TOKENS, job.n_tokens), head_kv,
-                                  i / job.n_head_kv % job.n_ranges};
-        if (job.n_ranges == 1) {
-            kernel_.run(job, unit, own, scratch);
-            kernel_.merge(job, unit, own, 0);
-            observe_unit(job, unit, own, scratch);
-            continue;
-        }
-        kernel_.run(job, unit, w.partial_ + i * floats, scratch);
-        if (++w.done_[block * job.n_head_kv + head_kv] == job.n_ranges) {
-            float * first = w.partial_ + (size_t{block} * job.n_ranges * job.n_head_kv + head_kv) * floats;
-            kernel_.merge(job, unit, first, job.n_head_kv * floats);
-            observe_unit(job, unit, first, scratch);
+    float * sum = scratch + attend_scratch_floats(job.head_dim_k, job.head_dim_v, job.n_head / job.n_head_kv);
+    const uint32_t n_units = count_blocks(job.n_tokens) * job.n_head_kv;
+    const bool split = ranges_.n() > 1 && is_split(job.n_tokens, job.n_head_kv);
+    const uint32_t n_claims = n_units * (split ? ranges_.n() : 1);
+    for (uint32_t claim = w.claimed_++; claim < n_claims; claim = w.claimed_++) {
+        const uint32_t i = claim % n_units;
+        const uint32_t range = claim / n_units;
+        const uint32_t begin = i / job.n_head_kv * ATTEND_TOKENS;
+        const attend_unit unit = {begin, std::min(begin + ATTEND_TOKENS, job.n_tokens), i % job.n_head_kv, range,
+                                  split ? range + 1 : ranges_.n()};
+        if (split) {
+            attend_range(job, unit, i, n_units, scratch);
+        } else {
+            kernel_.run(job, unit, sum, scratch);
+            finish(job, unit, sum, scratch);
         }
     }
 }
@@ -184,7 +190,7 @@ attend_job attend_op::job_of(const ggml_tensor * dst) const {
         job.old_v = whole_rows_of(old_.v, begin, job.head_dim_v);
         job.n_fresh = old_.n_fresh > span_.begin ? old_.n_fresh - span_.begin : 0;
     }
-    job.n_ranges = count_ranges(job.n_kv, job.n_tokens, job.n_head_kv);
+    job.range_begins = ranges_.begins();
     job.waiting = waiting_;
     job.waiting.of_cell += job.waiting.of_cell ? span_.begin : 0;
     return job;

@@ -8,6 +8,7 @@
 #include <ggml-cpp.h>
 
 #include "cpu/kernel.h"
+#include "graph/seen_ranges.h"
 #include "memory/cells.h"
 #include "model/layer_spec.h"
 
@@ -36,8 +37,8 @@ private:
     size_t scratch_floats_ = 0; // of a thread
     ggml_backend_buffer_ptr buffer_;
     float * scratch_; // of each thread
-    float * partial_; // of all units, where a head's cells are split
-    // units claimed, threads that have left, and ranges done of each block's KV head
+    float * partial_; // of all units, where their ranges are shared out
+    // units or ranges claimed, threads that have left, and ranges done of each unit
     std::atomic<uint32_t> claimed_{0};
     std::atomic<uint32_t> left_{0};
     std::vector<std::atomic<uint32_t>> done_;
@@ -54,10 +55,12 @@ struct old_rows {
 // A layer's attention. It must live as long as the graphs that it makes nodes of.
 class attend_op {
 public:
-    // span: what a computation attends to in the layer's group, set anew for each, so that a text that grows doesn't need a new graph
-    attend_op(const layer_spec & layer, const cell_span & span, attend_workspace & workspace, const old_rows & old = {})
-        : span_(span), old_(old), workspace_(workspace), kernel_(kernels_for_heads(layer.head_dim_k, layer.head_dim_v).attend),
-          scale_(layer.scale), soft_cap_(layer.soft_cap), n_head_kv_(layer.n_head_kv) {}
+    // span, ranges: what a computation attends to in the layer's group, set anew for each, so that a text that grows doesn't need a new graph
+    attend_op(const layer_spec & layer, const cell_span & span, const seen_ranges & ranges, attend_workspace & workspace,
+              const old_rows & old = {})
+        : span_(span), ranges_(ranges), old_(old), workspace_(workspace),
+          kernel_(kernels_for_heads(layer.head_dim_k, layer.head_dim_v).attend), scale_(layer.scale), soft_cap_(layer.soft_cap),
+          n_head_kv_(layer.n_head_kv) {}
 
     // q: F32 (head_dim_k, n_head, n_tokens); k, v: (their head_dim, n_head_kv, n_kv); mask: F16 (n_kv, n_tokens), of which the first
     // span.n * n_tokens are (span.n, n_tokens), 0 or -infinity; sinks: F32 (n_head), or nullptr.
@@ -77,11 +80,14 @@ private:
     static void compute(ggml_tensor * dst, int ith, int nth, void * op);
     attend_job job_of(const ggml_tensor * dst) const;
     void share(const attend_job & job, size_t ith);
+    void attend_range(const attend_job & job, const attend_unit & unit, uint32_t i, uint32_t n_units, float * scratch);
+    void finish(const attend_job & job, const attend_unit & unit, float * partial, float * scratch);
     float * shares_of(const attend_job & job, uint32_t token, uint32_t head_kv);
-    void observe_unit(const attend_job & job, const attend_unit & unit, float * merged, float * scratch);
+    void observe(const attend_job & job, const attend_unit & unit, float * merged, float * scratch);
     void add_observed(const attend_job & job);
 
     const cell_span & span_;
+    const seen_ranges & ranges_;
     old_rows old_;
     attend_rotations waiting_ = {};
     attend_workspace & workspace_;

@@ -54,7 +54,7 @@ static std::vector<layer_spec> with_own_states(const std::vector<layer_spec> & l
 decoder::decoder(const model & model, const kv_cache & cache, const backends & backends, const decoder_params & params,
                  std::vector<active_adapter> adapters)
     : model_(model), cache_(cache), backends_(backends), n_ubatch_(params.n_ubatch), n_outputs_(params.n_outputs),
-      spans_(cache.groups().size()), observed_(cache.groups().size()),
+      spans_(cache.groups().size()), ranges_(cache.groups().size()), observed_(cache.groups().size()),
       recur_workspace_(with_own_states(model.hparams().layers, cache), params.max_threads), adapters_(std::move(adapters)),
       taps_(cache) {
     choose_attentions(params.flash_attn, params.max_threads);
@@ -154,8 +154,9 @@ void decoder::choose_attentions(int32_t flash_attn, int max_threads) {
         }
         const kv_group & group = cache_.groups()[layer.group];
         const old_rows old = {group.old_k(layer.kv_from), group.old_v(layer.kv_from), group.n_fresh()};
-        attend_op * op =
-            kind == attention_kind::attend ? &ops_.emplace_back(layer, spans_[layer.group], *workspace_, old) : nullptr;
+        attend_op * op = kind == attention_kind::attend
+                             ? &ops_.emplace_back(layer, spans_[layer.group], ranges_[layer.group], *workspace_, old)
+                             : nullptr;
         return {kind, op, layer.scale, layer.soft_cap, layer.max_bias};
     };
     for (const layer_spec & layer : model_.hparams().layers) {
@@ -265,7 +266,17 @@ decode_graph & decoder::prepare(uint32_t n_tokens, uint32_t n_outputs, const std
         fail(KVG_DEVICE, "%s has no memory for a graph of %u tokens with %u outputs; use a smaller n_ubatch or n_ctx",
              model_.placement().name().c_str(), shape.n_tokens, shape.n_outputs);
     }
+    prepared_ = graph;
     return *graph;
+}
+
+// Once for all layers of a group.
+void decoder::find_ranges() {
+    for (size_t g = 0; !ops_.empty() && g < ranges_.size(); ++g) {
+        if (const ggml_tensor * mask = prepared_->groups[g].mask) {
+            ranges_[g].find(static_cast<const uint16_t *>(mask->data), prepared_->shape().n_tokens, spans_[g].n);
+        }
+    }
 }
 
 void decoder::begin_observing() {
@@ -294,6 +305,7 @@ void decoder::observe(uint32_t from, uint32_t n_tokens, bool peaks) {
 
 void decoder::compute() {
     const auto start = std::chrono::steady_clock::now();
+    find_ranges();
     const bool done = graphs_->compute(carrier_.get(), taps_.expect_any() ? &taps_ : nullptr);
     seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (!done || fault_hit("compute")) {

@@ -1,0 +1,76 @@
+#include "graph/seen_ranges.h"
+
+#include <algorithm>
+
+namespace kvg {
+
+namespace {
+
+constexpr uint32_t LOOKED_AT = 128; // cells at once; no range is shorter
+
+// How many seen cells come before the next range's. Ranges behind 2^n cells have a sixteenth of that.
+uint32_t end_of_range(uint32_t begin) {
+    uint32_t octave = 16 * seen_ranges::SHORTEST;
+    while (octave <= begin / 2) {
+        octave *= 2;
+    }
+    return begin + octave / 16;
+}
+
+uint32_t count_seen(const uint16_t * mask, uint32_t n) {
+    uint32_t n_seen = 0;
+    for (uint32_t i = 0; i < n; ++i) {
+        n_seen += mask[i] == 0;
+    }
+    return n_seen;
+}
+
+// The place of the seen cell before which there are n others.
+uint32_t place_of(const uint16_t * mask, uint32_t n) {
+    uint32_t i = 0;
+    for (; n > 0 || mask[i] != 0; ++i) {
+        n -= mask[i] == 0;
+    }
+    return i;
+}
+
+} // namespace
+
+uint32_t seen_ranges::count(uint32_t n_seen) {
+    uint32_t n = 1;
+    for (uint32_t end = end_of_range(0); end < n_seen; end = end_of_range(end)) {
+        ++n;
+    }
+    return n;
+}
+
+void seen_ranges::find(const uint16_t * mask, uint32_t n_tokens, uint32_t n_kv) {
+    n_ = 1;
+    const uint32_t most = count(n_kv);
+    if (most == 1) {
+        return;
+    }
+    begins_.assign(size_t{n_tokens} * (most + 1), n_kv);
+    std::fill_n(begins_.begin(), n_tokens, 0);
+    for (uint32_t t = 0; t < n_tokens; ++t) {
+        find_of(mask + size_t{t} * n_kv, t, n_tokens, n_kv);
+    }
+}
+
+void seen_ranges::find_of(const uint16_t * mask, uint32_t token, uint32_t n_tokens, uint32_t n_kv) {
+    uint32_t n_before = 0;
+    uint32_t end = end_of_range(0);
+    uint32_t n = 1;
+    for (uint32_t c = 0; c < n_kv; c += LOOKED_AT) {
+        const uint32_t n_seen = count_seen(mask + c, std::min(LOOKED_AT, n_kv - c));
+        if (n_before + n_seen > end) { // the next range's first cell is among these
+            begins_[size_t{n} * n_tokens + token] = c + place_of(mask + c, end - n_before);
+            end = end_of_range(end);
+            ++n;
+        }
+        n_before += n_seen;
+    }
+    n_ = std::max(n_, n);
+}
+
+} // namespace kvg

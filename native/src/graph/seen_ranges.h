@@ -1,0 +1,32 @@
+// Where the cells that tokens see are cut, for threads to share them out.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace kvg {
+
+// A range is so many of the cells that a token sees, in their order: which ones doesn't depend on where they are, on other tokens or on
+// threads. So what attention adds up, range by range, doesn't either. Ranges grow with the text, so that there are few of them.
+class seen_ranges {
+public:
+    static constexpr uint32_t SHORTEST = 256;
+
+    // The greatest number of ranges of a token that sees so many cells.
+    static uint32_t count(uint32_t n_seen);
+
+    // mask: (n_kv, n_tokens), 0 where a token sees a cell
+    void find(const uint16_t * mask, uint32_t n_tokens, uint32_t n_kv);
+    // of the token that has most of them
+    uint32_t n() const { return n_; }
+    // (n_tokens, n() + 1): each range's first cell; for ranges that a token hasn't, and behind the last one, n_kv. nullptr when n() is 1
+    const uint32_t * begins() const { return n_ > 1 ? begins_.data() : nullptr; }
+
+private:
+    void find_of(const uint16_t * mask, uint32_t token, uint32_t n_tokens, uint32_t n_kv);
+
+    uint32_t n_ = 1;
+    std::vector<uint32_t> begins_;
+};
+
+} // namespace kvg
