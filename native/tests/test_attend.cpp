@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -11,85 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "graph/seen_ranges.h"
-#include "naive_attention.h"
+#include "attend_jobs.h"
 
 using namespace kvg;
 
 namespace {
-
-attend_job job_of(const attention_problem & p, std::vector<float> & out) {
-    attend_job job = {};
-    job.q = p.q.data();
-    job.k = p.k.rows();
-    job.v = p.v.rows();
-    job.mask = p.mask.data();
-    job.sinks = p.sinks.empty() ? nullptr : p.sinks.data();
-    job.out = out.data();
-    job.scale = p.scale;
-    job.soft_cap = p.soft_cap;
-    job.head_dim_k = p.s.head_dim_k;
-    job.head_dim_v = p.s.head_dim_v;
-    job.n_head = p.s.n_head;
-    job.n_head_kv = p.s.n_head_kv;
-    job.n_tokens = p.s.n_tokens;
-    job.n_kv = p.s.n_kv;
-    return job;
-}
-
-// (n_tokens, n_ranges + 1): ranges cut anywhere, for each token elsewhere
-std::vector<uint32_t> any_ranges(const attend_job & job, uint32_t n_ranges) {
-    std::vector<uint32_t> begins(size_t{job.n_tokens} * (n_ranges + 1), job.n_kv);
-    for (uint32_t r = 0; r < n_ranges; ++r) {
-        for (uint32_t t = 0; t < job.n_tokens; ++t) {
-            begins[r * job.n_tokens + t] = r == 0 ? 0 : std::min(job.n_kv, job.n_kv * r / n_ranges + 7 * t);
-        }
-    }
-    return begins;
-}
-
-// Each range by itself, then added up. shares: (n_kv), to which what cells get is added in the end; nullptr: it isn't asked for
-void run(const cpu_kernels & kernel, attend_job job, uint32_t n_ranges, float * shares = nullptr) {
-    const std::vector<uint32_t> begins = any_ranges(job, n_ranges);
-    const uint32_t group = job.n_head / job.n_head_kv;
-    const size_t floats = size_t{job.n_tokens} * group * attend_partial_floats(job.head_dim_v);
-    std::vector<float> scratch(attend_scratch_floats(job.head_dim_k, job.head_dim_v, group));
-    std::vector<float> partial(floats), added(floats);
-    const uint32_t half = job.n_tokens / 2; // tokens in two units
-    for (uint32_t head_kv = 0; head_kv < job.n_head_kv; ++head_kv) {
-        for (const auto & [begin, end] : {std::pair{0u, half}, std::pair{half, job.n_tokens}}) {
-            job.range_begins = begins.data();
-            kernel.attend.run(job, {begin, end, head_kv, 0, 1}, partial.data(), scratch.data());
-            for (uint32_t r = 1; r < n_ranges; ++r) {
-                kernel.attend.run(job, {begin, end, head_kv, r, r + 1}, added.data(), scratch.data());
-                kernel.attend.add(job, {begin, end, head_kv, 0, 1}, partial.data(), added.data());
-            }
-            kernel.attend.finish(job, {begin, end, head_kv, 0, 1}, partial.data());
-            if (shares && begin < end) {
-                job.range_begins = nullptr;
-                job.shares = shares;
-                kernel.attend.run(job, {begin, end, head_kv, 0, 1}, partial.data(), scratch.data());
-                job.shares = nullptr;
-            }
-        }
-    }
-}
-
-std::vector<float> with_kernel(const cpu_kernels & kernel, const attention_problem & p, uint32_t n_ranges,
-                               const attend_rotations & waiting = {}) {
-    std::vector<float> out(p.out_floats(), std::numeric_limits<float>::quiet_NaN());
-    attend_job job = job_of(p, out);
-    job.waiting = waiting;
-    run(kernel, job, n_ranges);
-    return out;
-}
-
-template <class F> void for_each_kernel(F test) {
-    for (const cpu_kernels * const * kernel = kernels_here(); *kernel; ++kernel) {
-        CAPTURE(std::string((*kernel)->name));
-        test(**kernel);
-    }
-}
 
 // Every kernel within a distance of the definition.
 void check_kernels(const attention_problem & p, uint32_t n_ranges, double limit) {
@@ -103,10 +28,6 @@ void check_kernels(const attention_problem & p, uint32_t n_ranges, double limit)
 
 constexpr ggml_type TYPES[] = {GGML_TYPE_F16,  GGML_TYPE_F32,  GGML_TYPE_BF16, GGML_TYPE_Q8_0,
                                GGML_TYPE_Q5_1, GGML_TYPE_Q5_0, GGML_TYPE_Q4_1, GGML_TYPE_Q4_0};
-
-bool fits(ggml_type type, const attention_sizes & s) {
-    return s.head_dim_k % ggml_blck_size(type) == 0 && s.head_dim_v % ggml_blck_size(type) == 0;
-}
 
 } // namespace
 
@@ -260,127 +181,6 @@ TEST_CASE("windows: any first and last cell") {
                 p.mask[begin + p.s.n_kv] = HIDDEN; // the second token sees other cells than the first
                 p.mask[(begin + 200) % p.s.n_kv + p.s.n_kv] = 0;
                 check_kernels(p, n_ranges, 4e-6);
-            }
-        }
-    }
-}
-
-namespace {
-
-// A problem's token alone.
-attention_problem alone(const attention_problem & p, uint32_t token) {
-    attention_problem one = p;
-    one.s.n_tokens = 1;
-    const size_t q_row = size_t{p.s.n_head} * p.s.head_dim_k;
-    one.q.assign(p.q.begin() + static_cast<std::ptrdiff_t>(token * q_row),
-                 p.q.begin() + static_cast<std::ptrdiff_t>((token + 1) * q_row));
-    one.mask.assign(p.mask.begin() + token * p.s.n_kv, p.mask.begin() + (token + 1) * p.s.n_kv);
-    return one;
-}
-
-// The cells that the problem's token sees, one behind the other.
-attention_problem without_gaps(const attention_problem & p) {
-    attention_problem dense = p;
-    dense.s.n_kv = 0;
-    for (uint32_t c = 0; c < p.s.n_kv; ++c) {
-        if (p.mask[c] == 0) {
-            memcpy(&dense.k.raw[dense.s.n_kv * p.k.stride], &p.k.raw[c * p.k.stride], p.k.stride);
-            memcpy(&dense.v.raw[dense.s.n_kv * p.v.stride], &p.v.raw[c * p.v.stride], p.v.stride);
-            ++dense.s.n_kv;
-        }
-    }
-    dense.mask.assign(dense.s.n_kv, 0);
-    return dense;
-}
-
-// As a graph has it: ranges by the cells that tokens see.
-std::vector<float> by_seen_ranges(const cpu_kernels & kernel, const attention_problem & p) {
-    std::vector<float> out(p.out_floats());
-    attend_job job = job_of(p, out);
-    seen_ranges ranges;
-    ranges.find(job.mask, job.n_tokens, job.n_kv);
-    job.range_begins = ranges.begins();
-    const uint32_t group = job.n_head / job.n_head_kv;
-    std::vector<float> scratch(attend_scratch_floats(job.head_dim_k, job.head_dim_v, group));
-    std::vector<float> partial(size_t{ATTEND_TOKENS} * group * attend_partial_floats(job.head_dim_v));
-    for (uint32_t t = 0; t < job.n_tokens; t += ATTEND_TOKENS) {
-        for (uint32_t head_kv = 0; head_kv < job.n_head_kv; ++head_kv) {
-            const attend_unit unit = {t, std::min(t + ATTEND_TOKENS, job.n_tokens), head_kv, 0, ranges.n()};
-            kernel.attend.run(job, unit, partial.data(), scratch.data());
-            kernel.attend.finish(job, unit, partial.data());
-        }
-    }
-    return out;
-}
-
-bool same_bits(const std::vector<float> & a, const float * b) { return memcmp(a.data(), b, a.size() * sizeof(float)) == 0; }
-
-} // namespace
-
-TEST_CASE("what a token gets is the same to the bit alone and among others, and wherever its cells are") {
-    std::mt19937 random(14);
-    const attention_sizes shapes[] = {{64, 64, 9, 3, 16, 900},
-                                      {80, 80, 4, 4, 13, 140},
-                                      {256, 128, 8, 1, 32, 700},
-                                      {72, 64, 4, 1, 20, 100},
-                                      {64, 64, 2, 1, 3, 6000}};
-    for (const attention_sizes & s : shapes) {
-        const size_t out_row = size_t{s.n_head} * s.head_dim_v;
-        for (const ggml_type type : {GGML_TYPE_F16, GGML_TYPE_Q8_0}) {
-            for (const double share : {1.0, 0.7, 0.2}) {
-                if (!fits(type, s)) {
-                    continue;
-                }
-                attention_problem p(s, type, share, random);
-                for (float & x : p.q) {
-                    x *= 5; // so that maxima grow on the way
-                }
-                for (uint32_t t = 0; t < s.n_tokens; ++t) { // what is behind a token is hidden
-                    const uint32_t n_behind = s.n_tokens - t - 1;
-                    std::fill_n(p.mask.begin() + (t + 1) * s.n_kv - n_behind, n_behind, HIDDEN);
-                }
-                for_each_kernel([&](const cpu_kernels & kernel) {
-                    const std::vector<float> among = by_seen_ranges(kernel, p);
-                    CHECK(worst(among, naive_attention(p)) < 2e-5);
-                    for (uint32_t t = 0; t < s.n_tokens; ++t) {
-                        const attention_problem one = alone(p, t);
-                        CHECK(same_bits(by_seen_ranges(kernel, one), &among[t * out_row]));
-                        CHECK(same_bits(by_seen_ranges(kernel, without_gaps(one)), &among[t * out_row]));
-                    }
-                });
-            }
-        }
-    }
-}
-
-TEST_CASE("ranges are by the cells that a token sees, and there are few of them") {
-    std::mt19937 random(15);
-    for (const uint32_t n_kv : {1u, 255u, 256u, 257u, 4096u, 9000u, 40000u}) {
-        for (const double share : {1.0, 0.5, 0.03}) {
-            std::bernoulli_distribution sees(share);
-            std::vector<uint16_t> mask(3 * n_kv);
-            for (uint16_t & m : mask) {
-                m = sees(random) ? 0 : HIDDEN;
-            }
-            seen_ranges ranges;
-            ranges.find(mask.data(), 3, n_kv);
-            REQUIRE(ranges.n() <= seen_ranges::count(n_kv));
-            CHECK(ranges.n() <= 16 + 16 * std::max(0.0, std::ceil(std::log2(n_kv / 4096.0))));
-            for (uint32_t t = 0; ranges.begins() && t < 3; ++t) {
-                const uint32_t n_seen = static_cast<uint32_t>(std::count(&mask[t * n_kv], &mask[t * n_kv] + n_kv, 0));
-                uint32_t n_before = 0;
-                CHECK(ranges.begins()[t] == 0);
-                CHECK(ranges.begins()[ranges.n() * 3 + t] == n_kv);
-                for (uint32_t r = 0; r < ranges.n(); ++r) {
-                    const uint32_t begin = ranges.begins()[r * 3 + t];
-                    const uint32_t end = ranges.begins()[(r + 1) * 3 + t];
-                    REQUIRE(begin <= end);
-                    const auto n = static_cast<uint32_t>(std::count(&mask[t * n_kv] + begin, &mask[t * n_kv] + end, 0));
-                    const uint32_t length = seen_ranges::SHORTEST << (n_before < 8192 ? 0 : int(std::log2(n_before / 4096.0)));
-                    CHECK(n == std::min(length, n_seen - n_before));
-                    n_before += n;
-                }
-                CHECK(n_before == n_seen);
             }
         }
     }

@@ -65,11 +65,10 @@ struct on_cpu {
 
 std::vector<float> by(attention_kind kind, const attention_problem & p) {
     const layer_spec layer = layer_of(p);
-    const cell_span span = {0, p.s.n_kv};
+    attended_cells attended = {true, {0, p.s.n_kv}, {}, seen_ranges(256)};
+    attended.ranges.find(p.mask.data(), p.s.n_tokens, p.s.n_kv);
     attend_workspace workspace({layer}, p.s.n_kv, GGML_DEFAULT_N_THREADS);
-    seen_ranges ranges;
-    ranges.find(p.mask.data(), p.s.n_tokens, p.s.n_kv);
-    attend_op op(layer, span, ranges, workspace);
+    attend_op op(layer, attended, workspace);
     return on_cpu(p).run({kind, kind == attention_kind::attend ? &op : nullptr, layer.scale, layer.soft_cap, layer.max_bias});
 }
 

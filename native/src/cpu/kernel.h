@@ -52,14 +52,15 @@ struct attend_job {
     const float * q; // (head_dim_k, n_head, n_tokens)
     attend_rows k;   // (head_dim_k, n_head_kv, n_kv)
     attend_rows v;   // (head_dim_v, n_head_kv, n_kv)
-    // The same for cells from n_fresh on, a multiple of ATTEND_CHUNK, where rows of two types are in two places; old_k.data nullptr: all
+    // The same for cells from n_fresh on, where rows of two types are in two places; old_k.data nullptr: all
     // are in k and v
     attend_rows old_k;
     attend_rows old_v;
     uint32_t n_fresh;
-    const uint16_t * mask; // (n_kv, n_tokens): 0 where a token sees a cell, else -infinity
-    const float * sinks;   // (n_head): one more score for each head, of a cell whose V is 0; nullptr for none
-    float * out;           // (head_dim_v, n_head, n_tokens)
+    const uint32_t * order; // (n_kv): which cell each column of the mask is; nullptr: as they lie
+    const uint16_t * mask;  // (n_kv, n_tokens): 0 where a token sees a cell, else -infinity
+    const float * sinks;    // (n_head): one more score for each head, of a cell whose V is 0; nullptr for none
+    float * out;            // (head_dim_v, n_head, n_tokens)
     float scale;
     float soft_cap; // scaled scores become soft_cap * tanh(score / soft_cap); 0: none
     uint32_t head_dim_k;
@@ -68,9 +69,9 @@ struct attend_job {
     uint32_t n_head_kv;
     uint32_t n_tokens;
     uint32_t n_kv;
-    const uint32_t * range_begins; // (n_tokens, ranges + 1): the first cell of each range; nullptr: there is one
+    const uint32_t * range_begins; // (n_tokens, ranges + 1): the first column of each range; nullptr: there is one
     attend_rotations waiting;
-    // (n_kv): what each cell gets of the tokens' attention is added; nullptr: they attend. Else `partial` has what finish() left there.
+    // (n_kv), by columns: what each cell gets of the tokens' attention is added; nullptr: they attend. Else `partial` has what finish() left there.
     float * shares;
     bool peaks; // not added: the highest that any of the tokens' heads gives a cell
 };

@@ -59,15 +59,46 @@ uint32_t list_wanted(const attend_job & job, const attend_unit & unit, uint32_t 
     return list_seen(all, 0, n, wanted);
 }
 
+// The cells of a chunk.
+struct chunk_cells {
+    uint32_t first;
+    uint32_t n;
+    const uint32_t * order; // from the chunk's first column on; nullptr: as they lie
+
+    chunk_cells(const attend_job & job, uint32_t first)
+        : first(first), n(min_of(CHUNK, job.n_kv - first)), order(job.order ? job.order + first : nullptr) {
+        if (order && is_run()) {
+            this->first = order[0];
+            order = nullptr;
+        }
+    }
+    uint32_t operator[](uint32_t column) const { return order ? order[column] : first + column; }
+
+private:
+    bool is_run() const {
+        uint32_t differ = 0;
+        for (uint32_t i = 0; i < n; ++i) {
+            differ |= order[i] ^ (order[0] + i);
+        }
+        return differ == 0;
+    }
+};
+
+// The rows of K or V that have a cell.
+const attend_rows & rows_at(const attend_rows & fresh, const attend_rows & old, const attend_job & job, uint32_t cell) {
+    return old.data && cell >= job.n_fresh ? old : fresh;
+}
+
 // Rows that vectors can't read where they are, as floats: those of a chunk that are wanted.
-void convert(const attend_rows & from, uint32_t head_kv, uint32_t first, uint32_t head_dim, const uint32_t * wanted,
-             uint32_t n_wanted, float * to) {
+void convert(const attend_job & job, const attend_rows & fresh, const attend_rows & old, uint32_t head_kv,
+             const chunk_cells & cells, uint32_t head_dim, const uint32_t * wanted, uint32_t n_wanted, float * to) {
     const uint32_t padded = attend_padded(head_dim);
-    const size_t row_bytes = ggml_row_size(from.type, head_dim);
     for (uint32_t i = 0; i < n_wanted; ++i) {
-        const uint8_t * row = from.data + (first + wanted[i]) * from.cell_stride + head_kv * from.head_stride;
+        const uint32_t cell = cells[wanted[i]];
+        const attend_rows & from = rows_at(fresh, old, job, cell);
+        const uint8_t * row = from.data + cell * from.cell_stride + head_kv * from.head_stride;
         float * out = to + wanted[i] * padded;
-        prefetch(row, from.cell_stride, static_cast<uint32_t>(row_bytes));
+        prefetch(row, from.cell_stride, static_cast<uint32_t>(ggml_row_size(from.type, head_dim)));
         row_to_floats(from.type, row, out, head_dim);
         __builtin_memset(out + head_dim, 0, (padded - head_dim) * sizeof(float));
     }
@@ -169,13 +200,12 @@ uint32_t common_cells(const seen_cells & a, const seen_cells & b, uint32_t most)
 }
 
 // A unit over one chunk: tokens one after the other that see the same cells, or the first of them, go together.
-// columns: room for K of the chunk by dimensions
+// rotations: of each column's cell; nullptr: none waits. columns: room for K of the chunk by dimensions
 template <class T>
-void attend_chunk(const attend_job & job, const attend_unit & unit, uint32_t first, uint32_t n, rows<T> k, rows<T> v,
-                  float * partial, unit_queries & queries, float * columns) {
+void attend_chunk(const attend_job & job, const attend_unit & unit, uint32_t first, uint32_t n, const uint32_t * rotations,
+                  rows<T> k, rows<T> v, float * partial, unit_queries & queries, float * columns) {
     const uint32_t group = job.n_head / job.n_head_kv;
     const widths w(job);
-    const uint32_t * rotations = job.waiting.of_cell ? job.waiting.of_cell + first : nullptr;
     seen_cells seen[ATTEND_TOKENS];
     uint32_t n_run = 0; // tokens that wait to be computed together, the last ones
     uint32_t n_common = 0;
@@ -215,7 +245,29 @@ void attend_chunk(const attend_job & job, const attend_unit & unit, uint32_t fir
     compute_run(unit.token_end);
 }
 
+// Which of the job's rotations the cells of a chunk wait for.
+struct chunk_rotations {
+    uint32_t gathered[CHUNK];
+    const uint32_t * of_cell; // nullptr: none waits
+
+    chunk_rotations(const attend_job & job, const chunk_cells & cells)
+        : of_cell(job.waiting.of_cell ? job.waiting.of_cell + cells.first : nullptr) {
+        if (of_cell && cells.order) {
+            for (uint32_t i = 0; i < cells.n; ++i) {
+                gathered[i] = job.waiting.of_cell[cells[i]];
+            }
+            of_cell = gathered;
+        }
+    }
+};
+
 #if LANES > 4
+// Whether vectors can read the rows of a chunk where they are.
+bool is_in_place(const attend_job & job, const chunk_cells & cells) {
+    return !cells.order && (!job.old_k.data || cells.first + cells.n <= job.n_fresh) && job.k.type == GGML_TYPE_F16 &&
+           job.v.type == GGML_TYPE_F16 && job.head_dim_k % LANES == 0 && job.head_dim_v % LANES == 0;
+}
+
 rows<uint16_t> in_place(const attend_rows & from, uint32_t head_kv, uint32_t first) {
     return {from.data + first * from.cell_stride + head_kv * from.head_stride, from.cell_stride};
 }
@@ -278,27 +330,25 @@ void run_range(const attend_job & whole, const attend_unit & unit, float * parti
     const rows<float> v_rows = {reinterpret_cast<const uint8_t *>(scratch.v), w.padded_v * sizeof(float)};
     const cell_range range = range_of_all(job, unit);
     for (uint32_t first = range.begin / CHUNK * CHUNK; first < range.end; first += CHUNK) {
-        const uint32_t n = min_of(CHUNK, job.n_kv - first);
+        const chunk_cells cells(job, first);
+        const chunk_rotations rotations(job, cells);
         job.shares = whole.shares ? whole.shares + first : nullptr;
-        if (whole.old_k.data && first >= whole.n_fresh) {
-            job.k = whole.old_k;
-            job.v = whole.old_v;
-        }
 #if LANES > 4
-        if (job.k.type == GGML_TYPE_F16 && job.v.type == GGML_TYPE_F16 && job.head_dim_k == w.k && job.head_dim_v == w.v) {
-            attend_chunk<uint16_t>(job, unit, first, n, in_place(job.k, unit.head_kv, first),
-                                   in_place(job.v, unit.head_kv, first), partial, queries, scratch.columns);
+        if (is_in_place(job, cells)) {
+            attend_chunk<uint16_t>(job, unit, first, cells.n, rotations.of_cell, in_place(job.k, unit.head_kv, cells.first),
+                                   in_place(job.v, unit.head_kv, cells.first), partial, queries, scratch.columns);
             continue;
         }
 #endif
         uint32_t wanted[CHUNK];
-        const uint32_t n_wanted = list_wanted(job, unit, first, n, wanted);
+        const uint32_t n_wanted = list_wanted(job, unit, first, cells.n, wanted);
         if (n_wanted > 0) {
-            convert(job.k, unit.head_kv, first, job.head_dim_k, wanted, n_wanted, scratch.k);
+            convert(job, job.k, job.old_k, unit.head_kv, cells, job.head_dim_k, wanted, n_wanted, scratch.k);
             if (!job.shares) {
-                convert(job.v, unit.head_kv, first, job.head_dim_v, wanted, n_wanted, scratch.v);
+                convert(job, job.v, job.old_v, unit.head_kv, cells, job.head_dim_v, wanted, n_wanted, scratch.v);
             }
-            attend_chunk<float>(job, unit, first, n, k_rows, v_rows, partial, queries, scratch.columns);
+            attend_chunk<float>(job, unit, first, cells.n, rotations.of_cell, k_rows, v_rows, partial, queries,
+                                scratch.columns);
         }
     }
 }

@@ -49,7 +49,8 @@ attend_workspace::attend_workspace(const std::vector<layer_spec> & layers, uint3
             ++most;
         }
         const size_t n_units = size_t{count_blocks(most)} * layer.n_head_kv;
-        const size_t n_split = n_units * std::min(most, ATTEND_TOKENS) * seen_ranges::count(n_cells);
+        const size_t n_split =
+            n_units * std::min(most, ATTEND_TOKENS) * seen_ranges::count(n_cells, seen_ranges::shortest(layer.n_head_kv));
         scratch_floats_ = std::max(scratch_floats_, ATTEND_TOKENS * unit + scratch);
         partial_floats = std::max(partial_floats, n_split * unit);
         most_units = std::max(most_units, n_units);
@@ -81,7 +82,7 @@ void attend_op::observe(uint32_t from, uint32_t n_tokens, observed_attention * t
     observed_from_ = from;
     if (observed_) {
         const size_t n_blocks = count_blocks(n_tokens) - from / ATTEND_TOKENS;
-        workspace_.shares_.resize(std::max(workspace_.shares_.size(), n_blocks * n_head_kv_ * span_.n));
+        workspace_.shares_.resize(std::max(workspace_.shares_.size(), n_blocks * n_head_kv_ * attended_.span.n));
     }
 }
 
@@ -107,14 +108,16 @@ void attend_op::observe(const attend_job & job, const attend_unit & unit, float 
 
 // In an order that doesn't depend on threads.
 void attend_op::add_observed(const attend_job & job) {
-    const size_t n = std::min<size_t>(job.n_kv, observed_->n_rows - span_.begin);
+    const size_t n = std::min<size_t>(job.n_kv, observed_->n_rows - attended_.span.begin);
     for (uint32_t token = observed_from_; token < job.n_tokens; token += ATTEND_TOKENS - token % ATTEND_TOKENS) {
         for (uint32_t head_kv = 0; head_kv < job.n_head_kv; ++head_kv) {
             const float * found = shares_of(job, token, head_kv);
             const size_t head = observed_place_ * job.n_head_kv + head_kv;
-            float * to = observed_->of_head.data() + head * observed_->n_rows + span_.begin;
-            for (size_t c = 0; c < n; ++c) {
-                to[c] = observed_->peaks ? std::max(to[c], found[c]) : to[c] + found[c];
+            float * to = observed_->of_head.data() + head * observed_->n_rows + attended_.span.begin;
+            for (size_t i = 0; i < job.n_kv; ++i) {
+                if (const size_t c = job.order ? job.order[i] : i; c < n) {
+                    to[c] = observed_->peaks ? std::max(to[c], found[i]) : to[c] + found[i];
+                }
             }
         }
     }
@@ -128,10 +131,10 @@ void attend_op::attend_range(const attend_job & job, const attend_unit & unit, u
     const size_t floats = std::min(job.n_tokens, ATTEND_TOKENS) * unit_floats(job.head_dim_v, job.n_head / job.n_head_kv);
     const auto partial = [&](uint32_t range) { return w.partial_ + (size_t{range} * n_units + i) * floats; };
     kernel_.run(job, unit, partial(unit.range), scratch);
-    if (++w.done_[i] < ranges_.n()) {
+    if (++w.done_[i] < attended_.ranges.n()) {
         return;
     }
-    for (uint32_t r = 1; r < ranges_.n(); ++r) {
+    for (uint32_t r = 1; r < attended_.ranges.n(); ++r) {
         kernel_.add(job, unit, partial(0), partial(r));
     }
     finish(job, unit, partial(0), scratch);
@@ -148,14 +151,14 @@ void attend_op::share(const attend_job & job, size_t ith) {
     float * scratch = w.scratch_ + w.scratch_floats_ * ith;
     float * sum = scratch + attend_scratch_floats(job.head_dim_k, job.head_dim_v, job.n_head / job.n_head_kv);
     const uint32_t n_units = count_blocks(job.n_tokens) * job.n_head_kv;
-    const bool split = ranges_.n() > 1 && is_split(job.n_tokens, job.n_head_kv);
-    const uint32_t n_claims = n_units * (split ? ranges_.n() : 1);
+    const bool split = attended_.ranges.n() > 1 && is_split(job.n_tokens, job.n_head_kv);
+    const uint32_t n_claims = n_units * (split ? attended_.ranges.n() : 1);
     for (uint32_t claim = w.claimed_++; claim < n_claims; claim = w.claimed_++) {
         const uint32_t i = claim % n_units;
         const uint32_t range = claim / n_units;
         const uint32_t begin = i / job.n_head_kv * ATTEND_TOKENS;
         const attend_unit unit = {begin, std::min(begin + ATTEND_TOKENS, job.n_tokens), i % job.n_head_kv, range,
-                                  split ? range + 1 : ranges_.n()};
+                                  split ? range + 1 : attended_.ranges.n()};
         if (split) {
             attend_range(job, unit, i, n_units, scratch);
         } else {
@@ -171,8 +174,8 @@ attend_job attend_op::job_of(const ggml_tensor * dst) const {
     const ggml_tensor * sinks = dst->src[4];
     attend_job job = {};
     job.q = static_cast<const float *>(q->data);
-    job.k = rows_of(k, span_.begin);
-    job.v = rows_of(dst->src[2], span_.begin);
+    job.k = rows_of(k, attended_.span.begin);
+    job.v = rows_of(dst->src[2], attended_.span.begin);
     job.mask = static_cast<const uint16_t *>(dst->src[3]->data);
     job.sinks = sinks ? static_cast<const float *>(sinks->data) : nullptr;
     job.out = static_cast<float *>(dst->data);
@@ -183,16 +186,17 @@ attend_job attend_op::job_of(const ggml_tensor * dst) const {
     job.n_head = static_cast<uint32_t>(q->ne[1]);
     job.n_head_kv = static_cast<uint32_t>(k->ne[1]);
     job.n_tokens = static_cast<uint32_t>(q->ne[2]);
-    job.n_kv = span_.n;
+    job.n_kv = attended_.span.n;
     if (old_.k) {
-        const int64_t begin = int64_t{span_.begin} - old_.n_fresh;
+        const int64_t begin = int64_t{attended_.span.begin} - old_.n_fresh;
         job.old_k = whole_rows_of(old_.k, begin, job.head_dim_k);
         job.old_v = whole_rows_of(old_.v, begin, job.head_dim_v);
-        job.n_fresh = old_.n_fresh > span_.begin ? old_.n_fresh - span_.begin : 0;
+        job.n_fresh = old_.n_fresh > attended_.span.begin ? old_.n_fresh - attended_.span.begin : 0;
     }
-    job.range_begins = ranges_.begins();
+    job.order = attended_.order.empty() ? nullptr : attended_.order.data();
+    job.range_begins = attended_.ranges.begins();
     job.waiting = waiting_;
-    job.waiting.of_cell += job.waiting.of_cell ? span_.begin : 0;
+    job.waiting.of_cell += job.waiting.of_cell ? attended_.span.begin : 0;
     return job;
 }
 

@@ -8,7 +8,7 @@
 #include <ggml-cpp.h>
 
 #include "cpu/kernel.h"
-#include "graph/seen_ranges.h"
+#include "graph/attended.h"
 #include "memory/cells.h"
 #include "model/layer_spec.h"
 
@@ -55,15 +55,15 @@ struct old_rows {
 // A layer's attention. It must live as long as the graphs that it makes nodes of.
 class attend_op {
 public:
-    // span, ranges: what a computation attends to in the layer's group, set anew for each, so that a text that grows doesn't need a new graph
-    attend_op(const layer_spec & layer, const cell_span & span, const seen_ranges & ranges, attend_workspace & workspace,
+    // attended: in the layer's group, set anew for each computation, so that a text that grows doesn't need a new graph
+    attend_op(const layer_spec & layer, const attended_cells & attended, attend_workspace & workspace,
               const old_rows & old = {})
-        : span_(span), ranges_(ranges), old_(old), workspace_(workspace),
+        : attended_(attended), old_(old), workspace_(workspace),
           kernel_(kernels_for_heads(layer.head_dim_k, layer.head_dim_v).attend), scale_(layer.scale), soft_cap_(layer.soft_cap),
           n_head_kv_(layer.n_head_kv) {}
 
     // q: F32 (head_dim_k, n_head, n_tokens); k, v: (their head_dim, n_head_kv, n_kv); mask: F16 (n_kv, n_tokens), of which the first
-    // span.n * n_tokens are (span.n, n_tokens), 0 or -infinity; sinks: F32 (n_head), or nullptr.
+    // span.n * n_tokens are (span.n, n_tokens), 0 or -infinity, its columns in the order that attended_cells has; sinks: F32 (n_head), or nullptr.
     // Returns (head_dim_v, n_head, n_tokens).
     // preconditions: tensors in host memory, run by the CPU's backend with at most max_threads
     ggml_tensor * node(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * mask,
@@ -86,8 +86,7 @@ private:
     void observe(const attend_job & job, const attend_unit & unit, float * merged, float * scratch);
     void add_observed(const attend_job & job);
 
-    const cell_span & span_;
-    const seen_ranges & ranges_;
+    const attended_cells & attended_;
     old_rows old_;
     attend_rotations waiting_ = {};
     attend_workspace & workspace_;

@@ -54,9 +54,11 @@ static std::vector<layer_spec> with_own_states(const std::vector<layer_spec> & l
 decoder::decoder(const model & model, const kv_cache & cache, const backends & backends, const decoder_params & params,
                  std::vector<active_adapter> adapters)
     : model_(model), cache_(cache), backends_(backends), n_ubatch_(params.n_ubatch), n_outputs_(params.n_outputs),
-      spans_(cache.groups().size()), ranges_(cache.groups().size()), observed_(cache.groups().size()),
-      recur_workspace_(with_own_states(model.hparams().layers, cache), params.max_threads), adapters_(std::move(adapters)),
-      taps_(cache) {
+      observed_(cache.groups().size()), recur_workspace_(with_own_states(model.hparams().layers, cache), params.max_threads),
+      adapters_(std::move(adapters)), taps_(cache) {
+    for (const kv_group & group : cache.groups()) {
+        attended_.push_back({false, {}, {}, seen_ranges(seen_ranges::shortest(group.spec().n_head_kv))});
+    }
     choose_attentions(params.flash_attn, params.max_threads);
     make_recurs();
     const auto is_own = [](const layer_attention & each) {
@@ -64,6 +66,9 @@ decoder::decoder(const model & model, const kv_cache & cache, const backends & b
     };
     any_span_ = std::all_of(attentions_.begin(), attentions_.end(), is_own) &&
                 std::all_of(of_assistant_.begin(), of_assistant_.end(), is_own);
+    for (attended_cells & each : attended_) {
+        each.goes_by_order = any_span_;
+    }
     // a stage without attention lets cells wait as the others do: all have the same cells
     const bool is_attended =
         std::any_of(model.hparams().layers.begin(), model.hparams().layers.end(),
@@ -154,9 +159,8 @@ void decoder::choose_attentions(int32_t flash_attn, int max_threads) {
         }
         const kv_group & group = cache_.groups()[layer.group];
         const old_rows old = {group.old_k(layer.kv_from), group.old_v(layer.kv_from), group.n_fresh()};
-        attend_op * op = kind == attention_kind::attend
-                             ? &ops_.emplace_back(layer, spans_[layer.group], ranges_[layer.group], *workspace_, old)
-                             : nullptr;
+        attend_op * op =
+            kind == attention_kind::attend ? &ops_.emplace_back(layer, attended_[layer.group], *workspace_, old) : nullptr;
         return {kind, op, layer.scale, layer.soft_cap, layer.max_bias};
     };
     for (const layer_spec & layer : model_.hparams().layers) {
@@ -259,24 +263,14 @@ decode_graph & decoder::prepare(uint32_t n_tokens, uint32_t n_outputs, const std
     decode_shape shape = {n_tokens,        n_outputs,           any_span_ ? largest().spans : spans,
                           segments.groups, segments.in_order(), drafts};
     for (size_t i = 0; i < spans.size(); ++i) {
-        spans_[i] = any_span_ ? spans[i] : cell_span{0, spans[i].n}; // of what the graph shows it
+        attended_[i].span = any_span_ ? spans[i] : cell_span{0, spans[i].n}; // of what the graph shows it
     }
     decode_graph * graph = graphs_->take(shape, [&] { return make_graph(shape); });
     if (!graph) {
         fail(KVG_DEVICE, "%s has no memory for a graph of %u tokens with %u outputs; use a smaller n_ubatch or n_ctx",
              model_.placement().name().c_str(), shape.n_tokens, shape.n_outputs);
     }
-    prepared_ = graph;
     return *graph;
-}
-
-// Once for all layers of a group.
-void decoder::find_ranges() {
-    for (size_t g = 0; !ops_.empty() && g < ranges_.size(); ++g) {
-        if (const ggml_tensor * mask = prepared_->groups[g].mask) {
-            ranges_[g].find(static_cast<const uint16_t *>(mask->data), prepared_->shape().n_tokens, spans_[g].n);
-        }
-    }
 }
 
 void decoder::begin_observing() {
@@ -305,7 +299,6 @@ void decoder::observe(uint32_t from, uint32_t n_tokens, bool peaks) {
 
 void decoder::compute() {
     const auto start = std::chrono::steady_clock::now();
-    find_ranges();
     const bool done = graphs_->compute(carrier_.get(), taps_.expect_any() ? &taps_ : nullptr);
     seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (!done || fault_hit("compute")) {

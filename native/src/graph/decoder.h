@@ -46,6 +46,8 @@ public:
                            const state_segments & segments, bool drafts = false);
     // From the next graph on these take part, and no others. All or nothing. error(KVG_DEVICE)
     void adapt(std::vector<active_adapter> adapters);
+    // Of each group, for the inputs of the graph that was prepared.
+    std::vector<attended_cells> & attended() { return attended_; }
     // Whether cells whose K-shift is pending may wait, because attention rotates the queries for them. It can do so where all attention
     // is this library's own and K is quantized. Each rotation rounds K again: that costs a quantized K precision, but floats so little
     // that to rotate them once is cheaper.
@@ -84,7 +86,6 @@ private:
     std::vector<size_t> with_workspace(std::vector<size_t> sizes) const;
     void choose_attentions(int32_t flash_attn, int max_threads);
     void make_recurs();
-    void find_ranges();
     std::vector<state_group> most_states(uint32_t n_tokens) const;
     decode_shape largest() const { return shape_of(n_ubatch_); }
     decode_shape largest_of_drafts() const;
@@ -101,9 +102,7 @@ private:
     uint32_t n_outputs_;
     bool any_span_; // one graph does for every span, as all layers have attention_kind::attend
     bool can_rotate_queries_;
-    std::vector<cell_span> spans_;    // of each group, in the tensors that the graph shows to attention
-    std::vector<seen_ranges> ranges_; // of each group: what the tokens of the computation see
-    decode_graph * prepared_ = nullptr;
+    std::vector<attended_cells> attended_; // of each group
     std::unique_ptr<attend_workspace> workspace_;
     std::deque<attend_op> ops_; // for attention_kind::attend
     std::vector<layer_attention> attentions_;

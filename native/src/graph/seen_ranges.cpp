@@ -8,9 +8,9 @@ namespace {
 
 constexpr uint32_t LOOKED_AT = 128; // cells at once; no range is shorter
 
-// How many seen cells come before the next range's. Ranges behind 2^n cells have a sixteenth of that.
-uint32_t end_of_range(uint32_t begin) {
-    uint32_t octave = 16 * seen_ranges::SHORTEST;
+// How many seen cells come before the next range's. From 16 of the shortest on, ranges behind 2^n times as many are 2^n times as long.
+uint32_t end_of_range(uint32_t begin, uint32_t shortest) {
+    uint32_t octave = 16 * shortest;
     while (octave <= begin / 2) {
         octave *= 2;
     }
@@ -36,9 +36,9 @@ uint32_t place_of(const uint16_t * mask, uint32_t n) {
 
 } // namespace
 
-uint32_t seen_ranges::count(uint32_t n_seen) {
+uint32_t seen_ranges::count(uint32_t n_seen, uint32_t shortest) {
     uint32_t n = 1;
-    for (uint32_t end = end_of_range(0); end < n_seen; end = end_of_range(end)) {
+    for (uint32_t end = end_of_range(0, shortest); end < n_seen; end = end_of_range(end, shortest)) {
         ++n;
     }
     return n;
@@ -46,7 +46,7 @@ uint32_t seen_ranges::count(uint32_t n_seen) {
 
 void seen_ranges::find(const uint16_t * mask, uint32_t n_tokens, uint32_t n_kv) {
     n_ = 1;
-    const uint32_t most = count(n_kv);
+    const uint32_t most = count(n_kv, shortest_);
     if (most == 1) {
         return;
     }
@@ -59,13 +59,13 @@ void seen_ranges::find(const uint16_t * mask, uint32_t n_tokens, uint32_t n_kv) 
 
 void seen_ranges::find_of(const uint16_t * mask, uint32_t token, uint32_t n_tokens, uint32_t n_kv) {
     uint32_t n_before = 0;
-    uint32_t end = end_of_range(0);
+    uint32_t end = end_of_range(0, shortest_);
     uint32_t n = 1;
     for (uint32_t c = 0; c < n_kv; c += LOOKED_AT) {
         const uint32_t n_seen = count_seen(mask + c, std::min(LOOKED_AT, n_kv - c));
         if (n_before + n_seen > end) { // the next range's first cell is among these
             begins_[size_t{n} * n_tokens + token] = c + place_of(mask + c, end - n_before);
-            end = end_of_range(end);
+            end = end_of_range(end, shortest_);
             ++n;
         }
         n_before += n_seen;

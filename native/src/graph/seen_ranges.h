@@ -10,10 +10,12 @@ namespace kvg {
 // threads. So what attention adds up, range by range, doesn't either. Ranges grow with the text, so that there are few of them.
 class seen_ranges {
 public:
-    static constexpr uint32_t SHORTEST = 256;
-
+    // The length of the first ones: a range is work for each head of K, and of one head there is little.
+    static uint32_t shortest(uint32_t n_head_kv) { return n_head_kv == 1 ? 256 : 512; }
     // The greatest number of ranges of a token that sees so many cells.
-    static uint32_t count(uint32_t n_seen);
+    static uint32_t count(uint32_t n_seen, uint32_t shortest);
+
+    explicit seen_ranges(uint32_t shortest) : shortest_(shortest) {}
 
     // mask: (n_kv, n_tokens), 0 where a token sees a cell
     void find(const uint16_t * mask, uint32_t n_tokens, uint32_t n_kv);
@@ -25,6 +27,7 @@ public:
 private:
     void find_of(const uint16_t * mask, uint32_t token, uint32_t n_tokens, uint32_t n_kv);
 
+    uint32_t shortest_;
     uint32_t n_ = 1;
     std::vector<uint32_t> begins_;
 };

@@ -12,7 +12,7 @@ namespace kvg {
 
 namespace {
 
-static_assert(AGING_STEP == ATTEND_CHUNK, "attention reads a chunk of cells of one type");
+static_assert(AGING_STEP == ATTEND_CHUNK, "attention reads chunks of one type where they are");
 
 // How far before the end of the nearest of its sequences a cell stands.
 int64_t age_of(const cells & cells, uint32_t i, const std::vector<int32_t> & ends) {

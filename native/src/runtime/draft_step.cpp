@@ -89,7 +89,7 @@ void draft_step::compute(const batch & batch, const micro_batch & ubatch, const 
         spans.push_back(attended_span(group.cells(), batch, ubatch, params_.align));
     }
     decode_graph & graph = decoder_.prepare(ubatch.n, ubatch.n_outputs, spans, {}, true);
-    inputs_.set(graph, cache_, batch, ubatch, reserved, spans, {});
+    inputs_.set(graph, cache_, batch, ubatch, reserved, spans, {}, decoder_.attended());
     ggml_backend_tensor_set(graph.hidden, states_.data(), 0, ggml_nbytes(graph.hidden));
     if (carrier * carrier = decoder_.carrier()) {
         carrier->expect(spans, reserved->slots_of(ubatch.begin, ubatch.n)); // there is no carrier beside an assistant

@@ -4,8 +4,6 @@
 #include <cmath>
 #include <limits>
 
-#include "memory/aging.h"
-
 namespace kvg {
 
 cell_span attended_span(const cells & cells, const batch & batch, const micro_batch & ubatch, uint32_t align) {
@@ -25,8 +23,7 @@ cell_span attended_span(const cells & cells, const batch & batch, const micro_ba
             end = std::max(end, span.begin + span.n);
         }
     }
-    const uint32_t first_align = cells.n_fresh() > 0 ? std::max(align, AGING_STEP) : align; // a chunk has rows of one type
-    begin = begin / first_align * first_align;
+    begin = begin / align * align;
     return {begin, (end + align - 1) / align * align - begin};
 }
 
@@ -94,8 +91,25 @@ void graph_inputs::set_previous(decode_graph & graph, const last_states & last, 
     ggml_backend_tensor_set(graph.hidden, states_.data(), 0, states_.size() * sizeof(float));
 }
 
+void graph_inputs::set_mask(ggml_tensor * mask, const cells & cells, const batch & batch, const micro_batch & ubatch,
+                            const cell_span & span, attended_cells & attended) {
+    attended.order.clear();
+    if (attended.goes_by_order) {
+        seq_set seqs = batch.set(ubatch.begin);
+        for (uint32_t i = ubatch.begin + 1; i < ubatch.begin + ubatch.n; ++i) {
+            for (size_t w = 0; w < seqs.size(); ++w) {
+                seqs[w] |= batch.set(i)[w];
+            }
+        }
+        attended.order = rising_order(cells, seqs, span);
+    }
+    mask_.write(mask, cells, batch, ubatch.begin, ubatch.n, span, attended.order);
+    attended.ranges.find(static_cast<const uint16_t *>(mask->data), ubatch.n, span.n);
+}
+
 void graph_inputs::set(decode_graph & graph, const kv_cache & cache, const batch & batch, const micro_batch & ubatch,
-                       const reservation * reserved, const std::vector<cell_span> & spans, const state_segments & segments) {
+                       const reservation * reserved, const std::vector<cell_span> & spans, const state_segments & segments,
+                       std::vector<attended_cells> & attended) {
     if (graph.tokens) {
         ggml_backend_tensor_set(graph.tokens, batch.tokens() + ubatch.begin, 0, ubatch.n * sizeof(int32_t));
     } else { // of a stage
@@ -128,7 +142,7 @@ void graph_inputs::set(decode_graph & graph, const kv_cache & cache, const batch
             ggml_backend_tensor_set(graph.groups[g].slots, slot_ids_.data(), 0, slot_ids_.size() * sizeof(int64_t));
         }
         if (graph.groups[g].mask) {
-            mask_.write(graph.groups[g].mask, cache.groups()[g].cells(), batch, ubatch.begin, ubatch.n, spans[g]);
+            set_mask(graph.groups[g].mask, cache.groups()[g].cells(), batch, ubatch, spans[g], attended[g]);
         }
     }
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "graph/attended.h"
 #include "graph/frame.h"
 #include "memory/kv_cache.h"
 #include "memory/last_states.h"
@@ -29,14 +30,18 @@ public:
     explicit graph_inputs(const hparams & h)
         : temperature_(h.temperature),
           mask_(std::any_of(h.layers.begin(), h.layers.end(), [](const layer_spec & l) { return l.max_bias > 0.0f; })) {}
-    // spans, segments: as the graph has them. reserved: the tokens' cells; nullptr where they take none
+    // spans, segments: as the graph has them. reserved: the tokens' cells; nullptr where they take none. attended: its order and ranges are
+    // set
     void set(decode_graph & graph, const kv_cache & cache, const batch & batch, const micro_batch & ubatch,
-             const reservation * reserved, const std::vector<cell_span> & spans, const state_segments & segments);
+             const reservation * reserved, const std::vector<cell_span> & spans, const state_segments & segments,
+             std::vector<attended_cells> & attended);
 
     // And where the state before each token is, in a graph of a model with a draft head that doesn't draft.
     void set_previous(decode_graph & graph, const last_states & last, const batch & batch, const micro_batch & ubatch);
 
 private:
+    void set_mask(ggml_tensor * mask, const cells & cells, const batch & batch, const micro_batch & ubatch,
+                  const cell_span & span, attended_cells & attended);
     void set_states(decode_graph & graph, const state_segments & segments);
     void set_temperatures(ggml_tensor * tensor, const batch & batch, const micro_batch & ubatch);
 

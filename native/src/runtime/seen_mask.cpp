@@ -26,11 +26,11 @@ pos_range seen_by(const cells & cells, int32_t pos) { return {cells.first_seen(p
 
 // The cells are looked at once for all of the tokens: most cells are seen by all or by none, and each token is asked about the others only.
 void seen_mask::write_rows(ggml_fp16_t * rows, const cells & cells, const batch & batch, uint32_t begin, uint32_t n,
-                           const cell_span & span) {
+                           const cell_span & span, const cell_order & order) {
     const seq_set & set = batch.set(begin);
     const pos_range of_first = seen_by(cells, batch.positions()[begin]);
     std::fill_n(rows, span.n, HIDDEN);
-    if (const cell_span run = cells.seen_run(set, of_first.first, of_first.last); n == 1 && run.n > 0) {
+    if (const cell_span run = cells.seen_run(set, of_first.first, of_first.last); n == 1 && run.n > 0 && order.empty()) {
         std::fill_n(rows + (run.begin - span.begin), run.n, SEEN); // as nearly every token of a generation
         return;
     }
@@ -42,16 +42,16 @@ void seen_mask::write_rows(ggml_fp16_t * rows, const cells & cells, const batch 
         by_all = {std::max(by_all.first, own.first), std::min(by_all.last, own.last)};
     }
     differing_.clear();
-    const uint32_t end = std::min(span.begin + span.n, cells.n_kv());
-    for (uint32_t c = span.begin; c < end; ++c) {
-        const int32_t pos = cells.pos(c);
-        if (!by_any.has(pos) || !cells.meets(c, set)) {
+    for (uint32_t i = 0; i < span.n; ++i) {
+        const uint32_t c = span.begin + (order.empty() ? i : order[i]);
+        if (c >= cells.n_kv() || !by_any.has(cells.pos(c)) || !cells.meets(c, set)) {
             continue;
         }
+        const int32_t pos = cells.pos(c);
         if (by_all.has(pos)) {
-            rows[c - span.begin] = SEEN;
+            rows[i] = SEEN;
         } else {
-            differing_.push_back({c - span.begin, pos});
+            differing_.push_back({i, pos});
         }
     }
     for (uint32_t i = n; i-- > 0;) { // the first row last: the others begin as its copies
@@ -76,7 +76,7 @@ void seen_mask::write_distances(ggml_fp16_t * row, const cells & cells, int32_t 
 }
 
 void seen_mask::write(ggml_tensor * tensor, const cells & cells, const batch & batch, uint32_t begin, uint32_t n,
-                      const cell_span & span) {
+                      const cell_span & span, const cell_order & order) {
     // the scheduler keeps inputs with its last backend, the CPU
     if (!ggml_backend_buffer_is_host(tensor->buffer)) {
         fail(KVG_INTERNAL, "the mask is not in host memory");
@@ -87,7 +87,7 @@ void seen_mask::write(ggml_tensor * tensor, const cells & cells, const batch & b
         while (i + n_alike < n && batch.set(begin + i + n_alike) == batch.set(begin + i)) {
             ++n_alike;
         }
-        write_rows(mask + static_cast<size_t>(i) * span.n, cells, batch, begin + i, n_alike, span);
+        write_rows(mask + static_cast<size_t>(i) * span.n, cells, batch, begin + i, n_alike, span, order);
         for (uint32_t k = i; tells_distance_ && k < i + n_alike; ++k) {
             write_distances(mask + static_cast<size_t>(k) * span.n, cells, batch.positions()[begin + k], span);
         }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "memory/cell_order.h"
 #include "memory/cells.h"
 #include "runtime/batch.h"
 
@@ -13,10 +14,10 @@ class seen_mask {
 public:
     // tells_distance: for ALiBi
     explicit seen_mask(bool tells_distance) : tells_distance_(tells_distance) {}
-    // tensor: F16 (span.n, n) for the n tokens of the batch from begin on; becomes 0 where a token sees a cell of the span, or how
+    // tensor: F16 (span.n, n) for the n tokens of the batch from begin on, its columns in this order; becomes 0 where a token sees a cell of the span, or how
     // far away it is, negative, and -inf elsewhere. error(KVG_INTERNAL) unless it is in host memory
     void write(ggml_tensor * tensor, const cells & cells, const batch & batch, uint32_t begin, uint32_t n,
-               const cell_span & span);
+               const cell_span & span, const cell_order & order);
 
 private:
     // A cell that some tokens of a run see, and some don't.
@@ -27,7 +28,7 @@ private:
 
     // Rows of n tokens from begin on, which are in the same sequences.
     void write_rows(ggml_fp16_t * rows, const cells & cells, const batch & batch, uint32_t begin, uint32_t n,
-                    const cell_span & span);
+                    const cell_span & span, const cell_order & order);
 
     void write_distances(ggml_fp16_t * row, const cells & cells, int32_t pos, const cell_span & span) const;
 

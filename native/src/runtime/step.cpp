@@ -198,7 +198,7 @@ const decode_graph & step::compute(const batch & batch, const micro_batch & ubat
     // without an output the last layer doesn't attend
     const bool is_observed = batch.observed_from() < ubatch.begin + ubatch.n;
     decode_graph & graph = decoder_.prepare(ubatch.n, std::max(ubatch.n_outputs, uint32_t{is_observed}), spans, segments);
-    inputs_.set(graph, cache_, batch, ubatch, &reserved, spans, segments);
+    inputs_.set(graph, cache_, batch, ubatch, &reserved, spans, segments, decoder_.attended());
     if (graph.previous) {
         inputs_.set_previous(graph, *last_, batch, ubatch);
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,12 @@ from support.judge import nmse
 from support.kinds import KINDS, SINKS
 from support.recurrent import MAMBA2
 from support.soak import F32
+from support.spoken_rows import SpokenRows, listen
 
 import pykvgraph as kvg
-from pykvgraph.context.context import LastOutput
-from pykvgraph.engine.request_sequence import RequestSequence
 
 SPECS = [*KINDS, SINKS, MAMBA2]
 N_SAID = 8
-
-Rows = list[npt.NDArray[np.float32]]
 
 
 @pytest.fixture(scope="module", params=SPECS, ids=str)
@@ -33,18 +30,8 @@ def model(request: Any, architecture: Callable[[ArchSpec], Path]) -> Iterator[kv
 
 
 @pytest.fixture
-def rows(monkeypatch: pytest.MonkeyPatch) -> dict[kvg.Request, Rows]:
-    """The rows that each request's tokens were chosen from."""
-    seen: dict[kvg.Request, Rows] = {}
-    say = RequestSequence.say
-
-    def listen(sequence: RequestSequence, outputs: Sequence[LastOutput], now: float) -> Any:
-        assert isinstance(sequence.request, kvg.Request)
-        seen.setdefault(sequence.request, []).append(outputs[0].logits.copy())
-        return say(sequence, outputs, now)
-
-    monkeypatch.setattr(RequestSequence, "say", listen)
-    return seen
+def rows(monkeypatch: pytest.MonkeyPatch) -> SpokenRows:
+    return listen(monkeypatch)
 
 
 def alone(model: kvg.Model, ids: list[int]) -> npt.NDArray[np.float32]:
@@ -57,9 +44,7 @@ def alone(model: kvg.Model, ids: list[int]) -> npt.NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_logits_are_those_of_the_text_alone(
-    model: kvg.Model, rows: dict[kvg.Request, Rows], at_once: bool
-) -> None:
+def test_logits_are_those_of_the_text_alone(model: kvg.Model, rows: SpokenRows, at_once: bool) -> None:
     """Six texts with 90 tokens in common: chunks of prompts beside texts that talk, cells, windows and states
     that are shared. NMSE at most 1e-6."""
     rng = np.random.default_rng(1)

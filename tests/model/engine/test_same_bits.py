@@ -1,0 +1,84 @@
+"""On the CPU an answer depends on its prompt alone, to the bit.
+
+Not on who else is served, on what is shared, on batches, threads or where cells are free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import where
+from support.architectures import ArchSpec
+from support.kinds import SINKS
+from support.models import WeightType
+from support.spoken_rows import SpokenRows, listen
+
+import pykvgraph as kvg
+
+SPECS = [  # not F32, whose products are ggml's
+    ArchSpec("llama", 2, 64, 4, 2, 32, 32, weights=WeightType.Q8_0),
+    ArchSpec("gemma3", 3, 64, 2, 1, 32, 64, window=40, weights=WeightType.F16),
+    replace(SINKS, weights=WeightType.Q8_0),
+]
+SAY = kvg.SamplingParams(max_tokens=24)
+
+
+@pytest.fixture(scope="module", params=SPECS, ids=str)
+def model(request: Any, architecture: Callable[[ArchSpec], Path]) -> Iterator[kvg.Model]:
+    if where.device != "cpu":
+        pytest.skip("attention is the device's own")
+    with kvg.Model(architecture(request.param)) as model:
+        yield model
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> SpokenRows:
+    return listen(monkeypatch)
+
+
+def prompts_of(model: kvg.Model) -> list[list[int]]:
+    """14 of them, up to 900 tokens; most begin alike."""
+    rng = np.random.default_rng(5)
+
+    def ids(n: int) -> list[int]:
+        found: list[int] = rng.integers(0, model.n_vocab, n).tolist()
+        return found
+
+    common = ids(600)
+    found = [common[: int(rng.integers(0, 600))] + ids(int(rng.integers(1, 300))) for _ in range(12)]
+    return [*found, common + ids(1), found[3] + ids(2)]
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "options", "at_once"),
+    [
+        (8192, {"n_seq_max": 8}, True),
+        (1300, {"n_seq_max": 6}, True),  # prefixes make way, and their cells are taken in any order
+        (1300, {"n_seq_max": 6}, False),
+        (1300, {"n_seq_max": 3, "n_batch": 40, "n_threads": 1}, True),
+        (1300, {"n_seq_max": 6, "type_k": "q8_0", "type_v": "q8_0"}, True),
+    ],
+)
+def test_alone_and_together(
+    model: kvg.Model, rows: SpokenRows, n_ctx: int, options: dict[str, Any], at_once: bool
+) -> None:
+    types = {name: options[name] for name in options if name.startswith("type_")}
+    prompts = prompts_of(model)
+    with kvg.Engine(model, n_ctx=n_ctx, background=False, **options) as engine:
+        requests = []
+        for prompt in prompts:
+            requests.append(engine.submit(prompt, SAY))
+            if not at_once:
+                requests[-1].result()
+        said = [request.result() for request in requests]
+        assert engine.stats().prefix_hit_tokens > 600
+    for prompt, request, each in zip(prompts, requests, said, strict=True):
+        with kvg.Engine(model, n_ctx=1024, n_seq_max=1, background=False, **types) as engine:
+            alone = engine.submit(prompt, SAY)
+            assert alone.result().tokens == each.tokens
+        assert np.array_equal(np.stack(rows[alone]), np.stack(rows[request]))
