@@ -12,6 +12,7 @@ from pykvgraph.errors import KVGraphError
 from pykvgraph.model.adapter import key_of
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import PrefixIndex
+from pykvgraph.prefix.sequence_index import SequenceIndex, needs_points
 from pykvgraph.sequence.sequence import N_CHECKPOINTS
 from pykvgraph.tiers.loader import Prefetch, places_for
 from pykvgraph.tiers.options import Tiers
@@ -80,18 +81,14 @@ class KeptPrefixes:
         self._store = cache._store
         self._geometry = ctx.kv._geometry
         self._salt = block.under(b"", key_of(ctx.adapters))
-        # from records texts go on behind a point, also where the window of a small context keeps everything
-        needs_points = any(
-            g.kind == "state" or (g.kind == "window" and not ctx.swa_full) for g in ctx.kv.groups
-        )
-        self._saver = Saver(ctx, self._store, needs_points)
-        self.earlier = PrefixIndex(ctx.kv, N_CHECKPOINTS // 2 if needs_points else 0, self._saver)
+        self._saver = Saver(ctx, self._store, needs_points(ctx))
+        n_points = N_CHECKPOINTS // 2 if needs_points(ctx) else 0
+        self.earlier = SequenceIndex(PrefixIndex(ctx.kv, n_points, self._saver))
 
     def save(self, ids: Sequence[int]) -> None:
         """Keeps the text of sequence 0, which has exactly these tokens."""
         self.earlier.keep(array("i", ids), len(ids), 0, self._salt)
-        for _ in self.earlier.save():
-            pass
+        self.earlier.use(_save)
 
     def load(self, ids: Sequence[int], n_known: int) -> int:
         """Makes sequence 0 begin as a text does, if the cache has more of it than the cells have.
@@ -119,6 +116,12 @@ class KeptPrefixes:
         except (KVGraphError, MemoryError):
             kv.seq_rm(0, -1, -1)
         return 0
+
+
+def _save(index: PrefixIndex) -> None:
+    """Has the saver keep all that there is."""
+    for _ in index.save():
+        pass
 
 
 def _finish(store: Store, pid: int) -> None:

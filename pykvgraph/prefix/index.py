@@ -316,14 +316,17 @@ class PrefixIndex:
         return True
 
     def renewed(self) -> PrefixIndex:
-        """An empty index of the same cache, in place of this one: kv.clear() has ended its holds.
+        """An empty index of the same cache, in place of this one, whose holds all end.
 
-        Those that it has taken since then end here, not when the garbage collector finds them.
+        They end here, not when the garbage collector finds them; kv.clear() may have ended some. A change of
+        this index may have been interrupted by Ctrl-C anywhere.
         """
-        for node in self._all_nodes():
+        nodes = self._all_nodes()
+        for node in nodes:
             if node.hold is not None:
                 _end(node.hold)
-        for point in (*self._points.values(), *self._spare.values()):
+        points = [*self._points.values(), *self._spare.values()]
+        for point in (*points, *(each for node in nodes for each in node.points.values())):
             _end(point.resume)
         return PrefixIndex(
             self._kv,

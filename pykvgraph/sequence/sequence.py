@@ -29,6 +29,7 @@ from pykvgraph.model.model import Model
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.prefix.match import Found
+from pykvgraph.prefix.sequence_index import SequenceIndex
 from pykvgraph.sequence.composites import composite_spans
 from pykvgraph.sequence.tokens import DecodedTokens, Positions
 from pykvgraph.types import ForgetReport, ShiftReport
@@ -79,7 +80,7 @@ class TokenSequence(NotCopied):
     """
 
     def __init__(
-        self, ctx: Context, seq: int = 0, *, every: int = EVERY, earlier: PrefixIndex | None = None
+        self, ctx: Context, seq: int = 0, *, every: int = EVERY, earlier: SequenceIndex | None = None
     ) -> None:
         self._ctx = ctx
         self._earlier = earlier
@@ -91,7 +92,7 @@ class TokenSequence(NotCopied):
         self._tokens = DecodedTokens()
         self._coming = array("i")  # what is being decoded; it may be there when Ctrl-C comes right after it
         self._batch = Batch()
-        self._is_torn = False  # a call that rearranges tokens was interrupted
+        self._is_torn = False  # a call that removes or rearranges tokens was interrupted
         keeps_all = _keep_all(ctx)
         self._goes_back_anywhere = all(keeps_all)
         self._can_be_full = any(keeps_all)
@@ -353,7 +354,6 @@ class TokenSequence(NotCopied):
         """Finds out whether what was being decoded when a call was interrupted is there."""
         if self._is_torn:  # positions behind the tokens that are known are anybody's guess
             self._go_back(len(self))
-            self._is_torn = False
         n_coming = len(self._coming)
         self._tokens.n_decoded = len(self)  # Ctrl-C may have come between a change of one and of the other
         if n_coming and self._ctx.kv.seq_pos_max(self._seq) + 1 == self._tokens.next_position + n_coming:
@@ -362,6 +362,7 @@ class TokenSequence(NotCopied):
 
     def _common_with(self, wanted: npt.NDArray[np.int32]) -> int:
         if self._is_stale():
+            self._is_torn = True  # until set() has gone back to the beginning
             self._tokens.cut(0)
         self._n_adapted = self._ctx.kv._n_adapted
         return common_length(self._tokens.ids, wanted)
@@ -379,7 +380,7 @@ class TokenSequence(NotCopied):
                 "than when it was decoded: set() it again"
             )
 
-    def _switch(self, earlier: PrefixIndex, wanted: array[int], n_common: int) -> int:
+    def _switch(self, earlier: SequenceIndex, wanted: array[int], n_common: int) -> int:
         """Puts the text away where much of it goes, and takes one that begins more like the wanted one.
 
         Returns with how many tokens the text then begins as the wanted one does.
@@ -395,18 +396,15 @@ class TokenSequence(NotCopied):
                 n_common = self._take(earlier, wanted, found)
         return n_common
 
-    def _take(self, earlier: PrefixIndex, wanted: array[int], found: Found) -> int:
+    def _take(self, earlier: SequenceIndex, wanted: array[int], found: Found) -> int:
         """The sequence gets what was found of the wanted text, in place of what it has."""
+        self._is_torn = True  # should that be interrupted, cells of either text may be there
         self._tokens.cut(0)
         self._ctx.kv.seq_rm(self._seq, -1, -1)
-        try:
-            last = earlier.attach(found, self._seq)
-        except InvalidArgumentError:  # kv.clear() has ended the holds
-            self._earlier = earlier.renewed()
-            return 0
-        earlier.unpin(last)  # the sequence sees the cells, and so they stay
-        self._tokens.extend(wanted[: found.n])
-        return found.n
+        if earlier.show(found, self._seq):
+            self._tokens.extend(wanted[: found.n])
+        self._is_torn = False
+        return len(self)
 
     def _require_room(self, n_common: int, n: int) -> None:
         if not self._can_be_full:
@@ -433,10 +431,12 @@ class TokenSequence(NotCopied):
 
     def _go_back(self, n: int) -> int:
         position = self.positions.of(n)
+        self._is_torn = True
         self._tokens.cut(self.positions.first_at(position))
         there = self._ctx.kv.rewind(self._seq, position)
         there = min(there, self._ctx.kv.seq_pos_max(self._seq) + 1)  # what came before may be forgotten
         self._tokens.cut(self.positions.first_at(there))
+        self._is_torn = False
         return len(self)
 
     def _decode(self, ids: npt.NDArray[np.int32], begin: int, marks: list[int]) -> LastOutput:
@@ -473,9 +473,9 @@ class TokenSequence(NotCopied):
         return self._arriving(coming, lambda: self._ctx.decode(self._batch))
 
 
-def earlier_texts(ctx: Context) -> PrefixIndex:
+def earlier_texts(ctx: Context) -> SequenceIndex:
     """For TokenSequence(earlier=). Resume points, where a model needs them, have half of the checkpoints."""
-    return PrefixIndex(ctx.kv, 0 if all(_keep_all(ctx)) else N_CHECKPOINTS // 2)
+    return SequenceIndex(PrefixIndex(ctx.kv, 0 if all(_keep_all(ctx)) else N_CHECKPOINTS // 2))
 
 
 def _keep_all(ctx: Context) -> list[bool]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ import numpy as np
 import pytest
 from support import chance, where
 from support.architectures import ArchSpec
+from support.ctrl_c_at_a_line import ctrl_c_at
 from support.engines import open_context, random_ids
 from support.judge import nmse
 from support.models import N_VOCAB, SMALL, ModelSpec, write_model
 
 import pykvgraph as kvg
+from pykvgraph.prefix import index, node, sequence_index
+from pykvgraph.sequence import sequence, tokens
 from pykvgraph.sequence.sequence import TokenSequence, checkpoint_cells, earlier_texts
 from pykvgraph.types import CellsView
 
@@ -102,7 +106,8 @@ def test_texts_at_random(ctx: kvg.Context) -> None:
 
 def test_an_index_that_is_renewed_holds_nothing(ctx: kvg.Context) -> None:
     """After kv.clear() texts were kept beside dead ones, and their cells until Python's collector came."""
-    text = TokenSequence(ctx, earlier=earlier_texts(ctx))
+    earlier = earlier_texts(ctx)
+    text = TokenSequence(ctx, earlier=earlier)
     for ids in (A, B):
         text.set(ids)
     ctx.kv.clear()
@@ -112,8 +117,42 @@ def test_an_index_that_is_renewed_holds_nothing(ctx: kvg.Context) -> None:
         for ids in (B, C, A + C[:5]):  # B is kept while A's holds are dead; the last finds them
             text.set(ids)
         assert ctx.kv.n_used == len(A) + 5
+        text.set(B)
+        earlier.clear()  # of the index that is in use now
+        assert ctx.kv.n_used == len(B)
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("n_texts", "wanted"),
+    [
+        pytest.param(1, B[:70], id="one is kept"),
+        pytest.param(2, A[:70] + C[:5], id="one comes back"),
+        pytest.param(3, random_ids(200, N_VOCAB, 4), id="all make room"),
+    ],
+)
+def test_ctrl_c_before_any_line(model: kvg.Model, n_texts: int, wanted: list[int]) -> None:
+    """The text has the cells that it says, and all others are empty once nobody wants them."""
+    modules = (index, node, sequence_index, sequence, tokens)
+    n_cut, came = 0, True
+    with open_context(model, checkpoint_cells=checkpoint_cells(model), **(OPTIONS | {"n_ctx": 320})) as ctx:
+        earlier = earlier_texts(ctx)
+        text = TokenSequence(ctx, earlier=earlier)
+        expected = text.set([*wanted, 7]).last.logits
+        while came:
+            text.go_back(0)
+            earlier.clear()
+            assert ctx.kv.n_used == 0
+            for ids in (A, B, C)[:n_texts]:
+                text.set(ids[:70])
+            came = ctrl_c_at(n_cut + 1, partial(text.set, wanted), *modules)
+            n_cut += 1
+            text.append(7)
+            assert ctx.kv.seq_pos_max(0) + 1 == len(text)
+            change = text.set([*wanted, 7])
+            assert nmse(change.last.logits, expected) <= ROUNDING
+    assert n_cut > 100
 
 
 def test_a_shifted_text_is_not_kept_for_others(small: kvg.Model) -> None:
