@@ -29,7 +29,7 @@ from pykvgraph.model.model import Model
 from pykvgraph.prefix import block
 from pykvgraph.prefix.index import PrefixIndex
 from pykvgraph.prefix.match import Found
-from pykvgraph.prefix.sequence_index import SequenceIndex
+from pykvgraph.prefix.sequence_index import SequenceIndex, needs_points
 from pykvgraph.sequence.composites import composite_spans
 from pykvgraph.sequence.tokens import DecodedTokens, Positions
 from pykvgraph.types import ForgetReport, ShiftReport
@@ -475,7 +475,7 @@ class TokenSequence(NotCopied):
 
 def earlier_texts(ctx: Context) -> SequenceIndex:
     """For TokenSequence(earlier=). Resume points, where a model needs them, have half of the checkpoints."""
-    return SequenceIndex(PrefixIndex(ctx.kv, 0 if all(_keep_all(ctx)) else N_CHECKPOINTS // 2))
+    return SequenceIndex(PrefixIndex(ctx.kv, N_CHECKPOINTS // 2 if needs_points(ctx) else 0))
 
 
 def _keep_all(ctx: Context) -> list[bool]:

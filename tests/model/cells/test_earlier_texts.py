@@ -71,6 +71,22 @@ def test_a_conversation_that_comes_back_decodes_what_is_new(ctx: kvg.Context) ->
     assert ctx.kv.n_used <= 150 + 150 + 20 + 9
 
 
+def test_a_window_that_keeps_everything_comes_back_too(architecture: Callable[[ArchSpec], Path]) -> None:
+    """With cells for checkpoints, the group of a window is as large as the context."""
+    path = architecture(ArchSpec("gemma3", n_layer=3, window=24, period=2))
+    options = OPTIONS | {"n_ctx": 256}
+    with (
+        kvg.Model(path, device=where.device) as model,
+        open_context(model, checkpoint_cells=checkpoint_cells(model), **options) as ctx,
+    ):
+        assert [group.n_cells for group in ctx.kv.groups] == [256, 256]
+        text = TokenSequence(ctx, earlier=earlier_texts(ctx))
+        for ids, n_new in ((A[:70], 70), (B[:70], 70), (A[:70] + C[:5], 5), (B[:70] + C[:5], 5)):
+            change = text.set(ids)
+            assert change.n_decoded == n_new
+        assert nmse(change.last.logits, alone(model, ids)) <= ROUNDING
+
+
 def test_earlier_texts_make_room(ctx: kvg.Context) -> None:
     """Texts of 150 tokens in 512 cells: there is room for three; token by token, too."""
     text = TokenSequence(ctx, earlier=earlier_texts(ctx))
