@@ -8,6 +8,7 @@
 #include <ggml-backend.h>
 
 #include "cpu/kernel.h"
+#include "graph/own_node.h"
 #include "graph/thread_share.h"
 
 namespace kvg {
@@ -251,11 +252,7 @@ ggml_tensor * rounded_in_order(ggml_context * ctx, ggml_tensor * x, ggml_tensor 
     return custom(ctx, GGML_TYPE_I8, n_bytes, ggml_nelements(experts), {x, order}, run_round, &form);
 }
 
-bool is_expert_product(const ggml_tensor * node) {
-    ggml_custom_op_t run = nullptr; // the first of ggml's parameters of such an operation
-    std::memcpy(&run, node->op_params, sizeof(run));
-    return node->op == GGML_OP_CUSTOM && run == run_work;
-}
+bool is_expert_product(const ggml_tensor * node) { return function_of(node) == run_work; }
 
 ggml_tensor * multiply_in_order(ggml_context * ctx, const expert_matrix & matrix, ggml_tensor * rows, ggml_tensor * order) {
     return custom(ctx, GGML_TYPE_F32, matrix.weight->ne[1], rows->ne[1],

@@ -1,12 +1,12 @@
 #include "graph/product.h"
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 
 #include <ggml-backend.h>
 
 #include "cpu/products.h"
+#include "graph/own_node.h"
 #include "graph/thread_share.h"
 
 namespace kvg {
@@ -99,11 +99,7 @@ const row_form * form_of(const ggml_tensor * weight, const ggml_tensor * x) {
     return runs ? &kernel->form : nullptr;
 }
 
-bool is_multiply(const ggml_tensor * node) {
-    ggml_custom_op_t run = nullptr; // the first of ggml's parameters of such an operation
-    memcpy(&run, node->op_params, sizeof(run));
-    return node->op == GGML_OP_CUSTOM && run == run_multiply;
-}
+bool is_multiply(const ggml_tensor * node) { return function_of(node) == run_multiply; }
 
 std::vector<ggml_tensor *> multiply(ggml_context * ctx, const std::vector<ggml_tensor *> & weights, ggml_tensor * rows,
                                     product_order * order) {

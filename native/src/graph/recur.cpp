@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "device.h"
 #include "error.h"
+#include "graph/own_node.h"
 #include "graph/thread_share.h"
 
 namespace kvg {
@@ -124,11 +124,7 @@ ggml_tensor * recur_op::scan(builder & b, ggml_tensor * q, ggml_tensor * k, ggml
 }
 
 const char * recur_op::name_of(const ggml_tensor * node) {
-    ggml_custom_op_t run = nullptr; // the first of ggml's parameters of such an operation
-    memcpy(&run, node->op_params, sizeof(run));
-    if (node->op != GGML_OP_CUSTOM) {
-        return nullptr;
-    }
+    const ggml_custom_op_t run = function_of(node);
     return run == run_convolve                          ? ggml_op_name(GGML_OP_SSM_CONV)
            : run == run_delta                           ? ggml_op_name(GGML_OP_GATED_DELTA_NET)
            : run == run_scan                            ? ggml_op_name(GGML_OP_SSM_SCAN)

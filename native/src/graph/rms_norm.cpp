@@ -1,11 +1,9 @@
 #include "graph/rms_norm.h"
 
-#include <cstring>
-
 #include <ggml-backend.h>
 
 #include "cpu/kernel.h"
-#include "graph/own_word.h"
+#include "graph/own_node.h"
 #include "graph/thread_share.h"
 
 namespace kvg {
@@ -44,11 +42,7 @@ ggml_tensor * rms_norm(ggml_context * ctx, ggml_tensor * x, ggml_tensor * weight
     return node;
 }
 
-bool is_rms_norm(const ggml_tensor * node) {
-    ggml_custom_op_t run = nullptr; // the first of ggml's parameters of such an operation
-    std::memcpy(&run, node->op_params, sizeof(run));
-    return node->op == GGML_OP_CUSTOM && run == run_norm;
-}
+bool is_rms_norm(const ggml_tensor * node) { return function_of(node) == run_norm; }
 
 float eps_of(const ggml_tensor * node) { return own_word<float>(node); }
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "cpu/kernel.h"
-#include "graph/own_word.h"
+#include "graph/own_node.h"
 #include "graph/product.h"
 #include "graph/rms_norm.h"
 #include "graph/thread_share.h"
