@@ -10,6 +10,7 @@
 #include "backends.h"
 #include "device.h"
 #include "graph/builder.h"
+#include "graph/own_node.h"
 #include "graph/product.h"
 #include "graph/rounding.h"
 #include "host_memory.h"
@@ -159,6 +160,24 @@ TEST_CASE("a product is added to rows in one operation, where it is one matrix's
     CHECK(by_ggml(product, apart));
     ggml_set_output(product);
     CHECK(by_ggml(product, floats(48)));
+}
+
+TEST_CASE("a product knows the one behind it in its graph, and the last one the first") {
+    if (!product_kernel_for(GGML_TYPE_Q4_K)) {
+        return;
+    }
+    const std::vector<active_adapter> no_adapters;
+    builder b(no_adapters);
+    const auto weight = [&](const char * name) { return b.input(name, GGML_TYPE_Q4_K, N_IN, N_IN); };
+    ggml_tensor * x = b.input("x", GGML_TYPE_F32, N_IN, 1);
+    ggml_tensor * rows = rounded(b.ctx(), x, product_kernel_for(GGML_TYPE_Q4_K)->form);
+    ggml_tensor * first = multiply(b.ctx(), {weight("q"), weight("k")}, rows).front();
+    ggml_tensor * unused = multiply(b.ctx(), {weight("wo")}, rows).front();
+    ggml_tensor * last = b.sum(unused, first);
+    b.root(last);
+    b.finish();
+    CHECK(own_word<ggml_tensor *>(first->view_src) == last);
+    CHECK(own_word<ggml_tensor *>(last) == first->view_src);
 }
 
 TEST_CASE("what rows are added to is ggml's sum to the bit, by any number of threads") {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <string_view>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "error.h"
@@ -72,7 +71,7 @@ void builder::together(ggml_tensor * x, std::initializer_list<ggml_tensor *> wei
     }
     for (const auto & [form, some] : alike) {
         ggml_tensor * rows = rounded_for(x, *form);
-        const std::vector<ggml_tensor *> made = multiply(ctx(), some, rows, &product_orders_.emplace_back());
+        const std::vector<ggml_tensor *> made = multiply(ctx(), some, rows);
         called_as(made.front()->view_src ? made.front()->view_src : made.front(), some.front());
         for (size_t i = 0; i < some.size(); ++i) {
             products_[{x, some[i]}] = made[i];
@@ -90,7 +89,7 @@ ggml_tensor * builder::plain_product(ggml_tensor * x, ggml_tensor * weight) {
         return ggml_mul_mat(ctx(), weight, x);
     }
     ggml_tensor * rows = rounded_for(x, *form);
-    return multiply(ctx(), {weight}, rows, &product_orders_.emplace_back()).front();
+    return multiply(ctx(), {weight}, rows).front();
 }
 
 // y, a product of x, and what adapters add to it. ids: the experts of each token; nullptr: there are none
@@ -115,7 +114,7 @@ ggml_tensor * builder::linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor
 }
 
 ggml_tensor * builder::sum(ggml_tensor * made, ggml_tensor * x) {
-    ggml_tensor * y = multiply_and_add(ctx(), made, x, &product_orders_.emplace_back());
+    ggml_tensor * y = multiply_and_add(ctx(), made, x);
     return y ? y : ggml_add(ctx(), made, x);
 }
 
@@ -199,32 +198,6 @@ void builder::forget_unused(ggml_cgraph * graph) {
     const std::unordered_set<const ggml_tensor *> used(nodes, nodes + ggml_graph_n_nodes(graph));
     const auto is_unused = [&](const auto & wish) { return used.count(wish.first) == 0; };
     wishes_.erase(std::remove_if(wishes_.begin(), wishes_.end(), is_unused), wishes_.end());
-}
-
-// Behind the last product comes the first one, of the next token: a guess, as the next graph may be another one.
-void builder::set_order_of_products(ggml_cgraph * graph) {
-    std::unordered_map<const ggml_tensor *, product_order *> known;
-    for (product_order & each : product_orders_) {
-        if (each.node) { // else the sum was left to ggml
-            known[each.node] = &each;
-        }
-    }
-    const product_order * first = nullptr;
-    product_order * last = nullptr;
-    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
-        const auto found = known.find(ggml_graph_node(graph, i));
-        if (found == known.end()) {
-            continue;
-        }
-        first = first ? first : found->second;
-        if (last) {
-            last->next = found->first;
-        }
-        last = found->second;
-    }
-    if (last) {
-        last->next = first->node;
-    }
 }
 
 // There are no more nodes than tensors that were made, and no more leafs: an operation takes at most one tensor from outside, a weight

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <initializer_list>
 #include <map>
 #include <memory>
@@ -13,7 +12,6 @@
 #include <ggml-cpp.h>
 
 #include "cpu/products.h"
-#include "graph/product.h"
 #include "model/adapter.h"
 #include "model/layer_spec.h"
 
@@ -81,7 +79,6 @@ private:
         ggml_tensor * table;
     };
     void open(size_t n_bytes);
-    void set_order_of_products(ggml_cgraph * graph);
     void require_room_kept() const;
     void forget_unused(ggml_cgraph * graph);
     ggml_tensor * rounded_for(ggml_tensor * x, const row_form & form);
@@ -94,7 +91,6 @@ private:
     std::map<std::pair<ggml_tensor *, const row_form *>, ggml_tensor *>
         rounded_; // what products round: Q, K and V have one input
     std::map<std::pair<ggml_tensor *, ggml_tensor *>, ggml_tensor *> products_; // of x and weights, computed together
-    std::deque<product_order> product_orders_;                                  // nodes have their addresses
     std::vector<known_table> rope_tables_;
     std::map<ggml_tensor *, ggml_tensor *> orders_; // of experts
     size_t n_used_ = 0;                             // bytes of the last chunk at the last call of ctx()

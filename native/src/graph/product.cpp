@@ -51,11 +51,11 @@ void read_ahead(const ggml_tensor * next) {
     }
 }
 
-// The products lie behind one another. after: a product_order
-void run_multiply(ggml_tensor * dst, int ith, int nth, void * after) {
-    const auto * order = static_cast<const product_order *>(after);
-    if (order && order->next && nth == 1 && dst->ne[1] <= FEW_ROWS) {
-        read_ahead(order->next);
+// The products lie behind one another. A node's own word is the product behind it, or nullptr.
+void run_multiply(ggml_tensor * dst, int ith, int nth, void *) {
+    const ggml_tensor * next = own_word<ggml_tensor *>(dst);
+    if (next && nth == 1 && dst->ne[1] <= FEW_ROWS) {
+        read_ahead(next);
     }
     const size_t n_weights = n_weights_of(dst);
     const auto * rows = static_cast<const uint8_t *>(dst->src[n_weights]->data);
@@ -101,8 +101,7 @@ const row_form * form_of(const ggml_tensor * weight, const ggml_tensor * x) {
 
 bool is_multiply(const ggml_tensor * node) { return function_of(node) == run_multiply; }
 
-std::vector<ggml_tensor *> multiply(ggml_context * ctx, const std::vector<ggml_tensor *> & weights, ggml_tensor * rows,
-                                    product_order * order) {
+std::vector<ggml_tensor *> multiply(ggml_context * ctx, const std::vector<ggml_tensor *> & weights, ggml_tensor * rows) {
     std::vector<ggml_tensor *> args = weights;
     args.push_back(rows);
     int64_t n_out = 0;
@@ -110,10 +109,7 @@ std::vector<ggml_tensor *> multiply(ggml_context * ctx, const std::vector<ggml_t
         n_out += weight->ne[1];
     }
     ggml_tensor * all = ggml_custom_4d(ctx, GGML_TYPE_F32, n_out, rows->ne[1], 1, 1, args.data(), static_cast<int>(args.size()),
-                                       run_multiply, GGML_N_TASKS_MAX, order);
-    if (order) {
-        order->node = all;
-    }
+                                       run_multiply, GGML_N_TASKS_MAX, nullptr);
     if (weights.size() == 1) {
         return {all};
     }
@@ -127,7 +123,7 @@ std::vector<ggml_tensor *> multiply(ggml_context * ctx, const std::vector<ggml_t
     return each;
 }
 
-ggml_tensor * multiply_and_add(ggml_context * ctx, ggml_tensor * product, ggml_tensor * x, product_order * order) {
+ggml_tensor * multiply_and_add(ggml_context * ctx, ggml_tensor * product, ggml_tensor * x) {
     const bool can = is_multiply(product) && n_weights_of(product) == 1 && !product->src[2] && x->type == GGML_TYPE_F32 &&
                      ggml_are_same_shape(product, x) && ggml_is_contiguous(x) &&
                      (product->flags & GGML_TENSOR_FLAG_OUTPUT) == 0;
@@ -136,11 +132,27 @@ ggml_tensor * multiply_and_add(ggml_context * ctx, ggml_tensor * product, ggml_t
     }
     ggml_tensor * args[] = {product->src[0], product->src[1], x};
     ggml_tensor * sum = ggml_custom_4d(ctx, GGML_TYPE_F32, product->ne[0], product->ne[1], 1, 1, args, 3, run_multiply,
-                                       GGML_N_TASKS_MAX, order);
-    if (order) {
-        order->node = sum;
-    }
+                                       GGML_N_TASKS_MAX, nullptr);
     return ggml_set_name(sum, ggml_get_name(product));
+}
+
+void set_order_of_products(ggml_cgraph * graph) {
+    ggml_tensor * first = nullptr;
+    ggml_tensor * last = nullptr;
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+        ggml_tensor * node = ggml_graph_node(graph, i);
+        if (!is_multiply(node)) {
+            continue;
+        }
+        first = first ? first : node;
+        if (last) {
+            set_own_word(last, node);
+        }
+        last = node;
+    }
+    if (last) {
+        set_own_word(last, first);
+    }
 }
 
 } // namespace kvg
