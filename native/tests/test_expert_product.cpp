@@ -314,7 +314,7 @@ TEST_CASE("nodes that multiply are known, and no others") {
         ggml_tensor * rows = rounded_in_order(cpu.nodes(), x, experts, order, *form_of_experts(m.weight, x));
         ggml_tensor * y = multiply_in_order(cpu.nodes(), m, rows, order);
         CHECK(is_expert_product(y));
-        const gate_function & gate = kernels_here()[0]->feed_forward.swiglu;
+        const gate_function gate = kernels_here()[0]->feed_forward.swiglu;
         CHECK(is_expert_product(gate_in_order(cpu.nodes(), m, m, rows, order, gate)));
         for (const ggml_tensor * other : {x, order, rows, by_tokens(cpu.nodes(), y, experts, order),
                                           sum_by_tokens(cpu.nodes(), y, experts, order, nullptr)}) {

@@ -127,10 +127,11 @@ constexpr uint32_t PARTS = 256;         // that the work of a node is cut into
 // All that a node does: for all experts, all tiles and all rows.
 class expert_work {
 public:
-    // sources: the rows, the order; weight, scale and bias; the same of ups, where there is a gate
-    expert_work(ggml_tensor * dst, const gate_function * gate)
+    // sources: the rows, the order; weight, scale and bias; the same of ups, where there is a gate: the node's own word
+    explicit expert_work(ggml_tensor * dst)
         : dst_(dst), rows_(dst->src[0]), order_(dst->src[1], rows_->ne[1]), factor_(dst->src + 2), up_(dst->src + 5),
-          gate_(gate), n_out_(static_cast<uint32_t>(dst->ne[0])), n_tiles_((n_out_ + PRODUCT_TILE - 1) / PRODUCT_TILE) {
+          gate_(own_word<gate_function>(dst)), n_out_(static_cast<uint32_t>(dst->ne[0])),
+          n_tiles_((n_out_ + PRODUCT_TILE - 1) / PRODUCT_TILE) {
         for (uint32_t e = 0; e < order_.n_expert; ++e) {
             total_ += cost(e) * n_tiles_;
         }
@@ -183,7 +184,7 @@ private:
             up_.multiply(expert, out, width, rows, n_rows, ups, true);
             for (uint32_t r = 0; r < n_rows; ++r) {
                 float * gates = y + size_t{r} * n_out_ + out;
-                (*gate_)(gates, ups + size_t{r} * width, gates, width);
+                gate_(gates, ups + size_t{r} * width, gates, width);
             }
         }
     }
@@ -193,14 +194,14 @@ private:
     pair_order order_;
     expert_factor factor_;
     expert_factor up_;
-    const gate_function * gate_;
+    gate_function gate_; // or nullptr
     uint32_t n_out_;
     uint32_t n_tiles_;
     uint64_t total_ = 0; // of the costs of all tiles
 };
 
-void run_work(ggml_tensor * dst, int ith, int nth, void * gate) {
-    const expert_work work(dst, static_cast<const gate_function *>(gate));
+void run_work(ggml_tensor * dst, int ith, int nth, void *) {
+    const expert_work work(dst);
     share_out(PARTS, 1, work.least(), ith, nth, [&](uint32_t begin, uint32_t end) { work.parts(begin, end); });
 }
 
@@ -260,9 +261,12 @@ ggml_tensor * multiply_in_order(ggml_context * ctx, const expert_matrix & matrix
 }
 
 ggml_tensor * gate_in_order(ggml_context * ctx, const expert_matrix & gates, const expert_matrix & ups, ggml_tensor * rows,
-                            ggml_tensor * order, const gate_function & gate) {
-    return custom(ctx, GGML_TYPE_F32, ups.weight->ne[1], rows->ne[1],
-                  {rows, order, gates.weight, gates.scale, gates.bias, ups.weight, ups.scale, ups.bias}, run_work, &gate);
+                            ggml_tensor * order, gate_function gate) {
+    ggml_tensor * node =
+        custom(ctx, GGML_TYPE_F32, ups.weight->ne[1], rows->ne[1],
+               {rows, order, gates.weight, gates.scale, gates.bias, ups.weight, ups.scale, ups.bias}, run_work);
+    set_own_word(node, gate);
+    return node;
 }
 
 ggml_tensor * by_tokens(ggml_context * ctx, ggml_tensor * y, ggml_tensor * experts, ggml_tensor * order) {

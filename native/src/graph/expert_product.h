@@ -28,9 +28,9 @@ ggml_tensor * rounded_in_order(ggml_context * ctx, ggml_tensor * x, ggml_tensor 
                                const row_form & form);
 // (n_out, n_pairs), in order. rows: rounded
 ggml_tensor * multiply_in_order(ggml_context * ctx, const expert_matrix & matrix, ggml_tensor * rows, ggml_tensor * order);
-// What gates let through, (n_out, n_pairs), in order. gate: lives as long as the graph
+// What gates let through, (n_out, n_pairs), in order
 ggml_tensor * gate_in_order(ggml_context * ctx, const expert_matrix & gates, const expert_matrix & ups, ggml_tensor * rows,
-                            ggml_tensor * order, const gate_function & gate);
+                            ggml_tensor * order, gate_function gate);
 // Whether a node is one of the two above. Its first source is the rows.
 bool is_expert_product(const ggml_tensor * node);
 // The same numbers by tokens: (n, n_used, n_tokens). y (n, n_pairs)

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cpu/kernel.h"
+#include "graph/gate.h"
 #include "graph/own_node.h"
 #include "graph/product.h"
 #include "graph/rms_norm.h"
@@ -60,22 +61,9 @@ void run_norm(ggml_tensor * dst, int ith, int nth, void * form) {
     });
 }
 
-// The kernel's gate, or nullptr where it has none of this kind.
-gate_function gate_of(ggml_glu_op kind) {
-    const feed_forward_kernel & gates = kernels_here()[0]->feed_forward;
-    switch (kind) {
-    case GGML_GLU_OP_SWIGLU:
-        return gates.swiglu;
-    case GGML_GLU_OP_GEGLU:
-        return gates.geglu;
-    default:
-        return nullptr;
-    }
-}
-
 // Gates and ups are rows of two tensors, or halves of rows of one.
 void run_gate(ggml_tensor * dst, int ith, int nth, void * form) {
-    const gate_function gate = gate_of(own_word<ggml_glu_op>(dst));
+    const auto gate = own_word<gate_function>(dst);
     const bool are_halves = !dst->src[1];
     const ggml_tensor * gates = dst->src[0];
     const ggml_tensor * ups = are_halves ? gates : dst->src[1];
@@ -94,16 +82,17 @@ bool has_rows_of_floats(const ggml_tensor * x) {
     return x->type == GGML_TYPE_F32 && ggml_is_matrix(x) && x->nb[0] == sizeof(float);
 }
 
-// Whether x is a gate of our own products, which are on the CPU: of ggml's the device may be another one.
-bool is_gate_here(const ggml_tensor * x) {
-    if (x->op != GGML_OP_GLU || is_output(x) || !gate_of(ggml_get_glu_op(x))) {
-        return false;
+// The gate that x is, if it is one of our own products, which are on the CPU: of ggml's the device may be another one. Else nullptr.
+gate_function gate_here(const ggml_tensor * x) {
+    if (x->op != GGML_OP_GLU || ggml_get_glu_op(x) == GGML_GLU_OP_SWIGLU_OAI || is_output(x)) { // which has numbers of its own
+        return nullptr;
     }
     const auto is_ours = [](const ggml_tensor * y) {
         return has_rows_of_floats(y) && is_multiply(y->view_src ? y->view_src : y);
     };
     const bool are_swapped = x->op_params[1] != 0; // halves, the ups before the gates
-    return is_ours(x->src[0]) && (x->src[1] ? is_ours(x->src[1]) : !are_swapped);
+    const bool all_ours = is_ours(x->src[0]) && (x->src[1] ? is_ours(x->src[1]) : !are_swapped);
+    return all_ours ? gate_of(ggml_get_glu_op(x)) : nullptr;
 }
 
 } // namespace
@@ -120,9 +109,9 @@ ggml_tensor * rounded(ggml_context * ctx, ggml_tensor * x, const row_form & form
         set_own_word(node, eps_of(x));
         return node;
     }
-    if (is_gate_here(x)) {
+    if (const gate_function gate = gate_here(x)) {
         ggml_tensor * node = custom(x->src[0], x->src[1], run_gate);
-        set_own_word(node, ggml_get_glu_op(x));
+        set_own_word(node, gate);
         return node;
     }
     return custom(x, nullptr, run_round);

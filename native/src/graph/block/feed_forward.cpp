@@ -3,9 +3,9 @@
 #include <cmath>
 #include <limits>
 
-#include "cpu/kernel.h"
 #include "graph/block/norm.h"
 #include "graph/expert_product.h"
+#include "graph/gate.h"
 #include "graph/rounding.h"
 #include "graph/router.h"
 
@@ -13,16 +13,30 @@ namespace kvg {
 
 namespace {
 
+// GGML_GLU_OP_COUNT: it isn't a gate.
+ggml_glu_op glu_of(activation_kind kind) {
+    switch (kind) {
+    case activation_kind::swiglu:
+        return GGML_GLU_OP_SWIGLU;
+    case activation_kind::geglu:
+        return GGML_GLU_OP_GEGLU;
+    case activation_kind::swiglu_oai:
+        return GGML_GLU_OP_SWIGLU_OAI;
+    case activation_kind::reglu:
+        return GGML_GLU_OP_REGLU;
+    default:
+        return GGML_GLU_OP_COUNT;
+    }
+}
+
 ggml_tensor * activate(builder & b, const feed_forward_spec & spec, ggml_tensor * gate, ggml_tensor * up) {
     switch (spec.activation) {
     case activation_kind::swiglu:
-        return ggml_swiglu_split(b.ctx(), gate, up);
     case activation_kind::geglu:
-        return ggml_geglu_split(b.ctx(), gate, up);
+    case activation_kind::reglu:
+        return ggml_glu_split(b.ctx(), gate, up, glu_of(spec.activation));
     case activation_kind::swiglu_oai:
         return ggml_swiglu_oai(b.ctx(), gate, up, OAI_ALPHA, OAI_LIMIT);
-    case activation_kind::reglu:
-        return ggml_reglu_split(b.ctx(), gate, up);
     case activation_kind::relu_sqr:
         return ggml_sqr(b.ctx(), ggml_relu(b.ctx(), up));
     case activation_kind::gelu:
@@ -148,21 +162,6 @@ ggml_tensor * gated_by_experts(builder & b, const feed_forward_spec & spec, cons
     return activate(b, spec, gate, half(1));
 }
 
-// The kernel's gate, or nullptr where it has none of this kind.
-const gate_function * gate_of(activation_kind kind) {
-    const feed_forward_kernel & gates = kernels_here()[0]->feed_forward;
-    switch (kind) {
-    case activation_kind::swiglu:
-        return &gates.swiglu;
-    case activation_kind::geglu:
-        return &gates.geglu;
-    case activation_kind::swiglu_oai:
-        return &gates.swiglu_oai;
-    default:
-        return nullptr;
-    }
-}
-
 // Gate and up: rows of one matrix, or two matrices.
 std::pair<expert_matrix, expert_matrix> gates_and_ups(builder & b, const feed_forward_spec & spec, const role_tensors & w) {
     if (ggml_tensor * both = w[role::expert_gate_up]) {
@@ -184,7 +183,7 @@ ggml_tensor * in_order(builder & b, const feed_forward_spec & spec, const role_t
     const auto form = [&](role which) -> const row_form * {
         return w[which] && !b.adapts(w[which]) ? form_of_experts(w[which], x) : nullptr;
     };
-    const gate_function * gate = gate_of(spec.activation);
+    const gate_function gate = gate_of(glu_of(spec.activation));
     const row_form * of_down = form(role::expert_down);
     const role up = w[role::expert_gate_up] ? role::expert_gate_up : role::expert_up;
     const row_form * of_x = form(up);
@@ -195,7 +194,7 @@ ggml_tensor * in_order(builder & b, const feed_forward_spec & spec, const role_t
     ggml_tensor * order = b.order_of(experts, spec.n_expert);
     const auto [gates, ups] = gates_and_ups(b, spec, w);
     ggml_tensor * rows = rounded_in_order(b.ctx(), x, experts, order, *of_x);
-    ggml_tensor * y = gate_in_order(b.ctx(), gates, ups, rows, order, *gate);
+    ggml_tensor * y = gate_in_order(b.ctx(), gates, ups, rows, order, gate);
     rows = rounded(b.ctx(), called_as(y, w[up]), *of_down);
     const expert_matrix down = {w[role::expert_down], w.scale(role::expert_down), w[role::expert_down_bias]};
     y = called_as(multiply_in_order(b.ctx(), down, rows, order), down.weight);
