@@ -9,6 +9,7 @@
 
 #include "cpu/kernel.h"
 #include "graph/own_node.h"
+#include "graph/row.h"
 #include "graph/thread_share.h"
 
 namespace kvg {
@@ -40,8 +41,7 @@ void run_order(ggml_tensor * dst, int ith, int, void *) {
     const auto each_pair = [&](auto visit) {
         int32_t * place = order.places;
         for (int64_t t = 0; t < experts->ne[1]; ++t) {
-            const auto * of_token =
-                reinterpret_cast<const int32_t *>(static_cast<const char *>(experts->data) + t * experts->nb[1]);
+            const auto * of_token = row_of<const int32_t>(experts, static_cast<size_t>(t));
             for (int64_t i = 0; i < experts->ne[0]; ++i) {
                 visit(of_token[i], *place++);
             }
@@ -63,16 +63,15 @@ void run_round(ggml_tensor * dst, int ith, int nth, void * form) {
     const auto n_tokens = static_cast<uint32_t>(x->ne[2]);
     const uint32_t n_used = order.n_pairs / n_tokens;
     const auto n_rows = static_cast<uint32_t>(x->ne[1]);
-    const auto row_of = [&](uint64_t pair) { return static_cast<uint8_t *>(dst->data) + order.place(pair) * dst->nb[1]; };
+    const auto row_of_pair = [&](uint64_t pair) { return row_of<uint8_t>(dst, order.place(pair)); };
     const auto n_in = static_cast<uint32_t>(x->ne[0]);
     const auto token = [&](uint32_t t) {
         for (uint32_t i = 0; i < n_used; ++i) {
-            uint8_t * to = row_of(uint64_t{t} * n_used + i);
+            uint8_t * to = row_of_pair(uint64_t{t} * n_used + i);
             if (i < n_rows) {
-                const char * from = static_cast<const char *>(x->data) + t * x->nb[2] + i * x->nb[1];
-                how.round(reinterpret_cast<const float *>(from), to, n_in);
+                how.round(row_of<const float>(x, i, t), to, n_in);
             } else {
-                std::memcpy(to, row_of(uint64_t{t} * n_used), dst->nb[1]);
+                std::memcpy(to, row_of_pair(uint64_t{t} * n_used), dst->nb[1]);
             }
         }
     };
@@ -102,8 +101,7 @@ struct expert_factor {
         const product_job job = {matrix(expert) + skipped * weight->nb[1], weight->nb[1], rows, out, n_in(), n_out, n_rows};
         kernel->run(job, begin / PRODUCT_TILE, (begin + width + PRODUCT_TILE - 1) / PRODUCT_TILE);
         const float factor = scale ? static_cast<const float *>(scale->data)[expert] : 1.0f;
-        const auto * more =
-            bias ? reinterpret_cast<const float *>(static_cast<const char *>(bias->data) + expert * bias->nb[1]) : nullptr;
+        const auto * more = bias ? row_of<const float>(bias, expert) : nullptr;
         for (uint32_t r = 0; (scale || bias) && r < n_rows; ++r) {
             float * y = out + size_t{r} * n_out + begin;
             for (uint32_t i = 0; i < width; ++i) {
@@ -176,7 +174,7 @@ private:
         }
     }
     void block(uint32_t expert, uint32_t out, uint32_t width, uint32_t row, uint32_t n_rows) const {
-        const uint8_t * rows = static_cast<const uint8_t *>(rows_->data) + row * rows_->nb[1];
+        const auto * rows = row_of<const uint8_t>(rows_, row);
         float * y = static_cast<float *>(dst_->data) + size_t{row} * n_out_;
         factor_.multiply(expert, out, width, rows, n_rows, y, false);
         if (gate_) {

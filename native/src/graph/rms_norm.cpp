@@ -4,6 +4,7 @@
 
 #include "cpu/kernel.h"
 #include "graph/own_node.h"
+#include "graph/row.h"
 #include "graph/thread_share.h"
 
 namespace kvg {
@@ -19,8 +20,7 @@ void run_norm(ggml_tensor * dst, int ith, int nth, void *) {
     const float eps = eps_of(dst);
     share_out(n_heads * static_cast<uint32_t>(x->ne[2]), 1, PASSED_AT_ONCE / n, ith, nth, [&](uint32_t begin, uint32_t end) {
         for (uint32_t r = begin; r < end; ++r) {
-            const char * from = static_cast<const char *>(x->data) + r / n_heads * x->nb[2] + r % n_heads * x->nb[1];
-            const auto * row = reinterpret_cast<const float *>(from);
+            const auto * row = row_of<const float>(x, r % n_heads, r / n_heads);
             kernel.apply(row, weight, kernel.factor(row, n, eps), static_cast<float *>(dst->data) + size_t{r} * n, n);
         }
     });

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cpu/kernel.h"
+#include "graph/row.h"
 #include "graph/thread_share.h"
 #include "model/rope.h"
 
@@ -12,10 +13,6 @@ namespace kvg {
 namespace {
 
 constexpr uint32_t AS_NUMBERS = 32; // numbers that are read and written take as long as a cosine
-
-template <class T> T * row_of(const ggml_tensor * t, size_t row) {
-    return reinterpret_cast<T *>(static_cast<char *>(t->data) + row * t->nb[1]);
-}
 
 void run_table(ggml_tensor * dst, int ith, int nth, void * data) {
     const auto & params = *static_cast<const rope_params *>(data);
@@ -44,10 +41,9 @@ void run_roped(ggml_tensor * dst, int ith, int nth, void * data) {
         for (uint32_t t = begin; t < end; ++t) {
             float * to = static_cast<float *>(dst->data) + size_t{t} * n;
             for (uint32_t h = 0; h < n_heads; ++h) {
-                const auto * from = static_cast<const char *>(heads->data) + t * heads->nb[2] + h * heads->nb[1];
-                memcpy(to + size_t{h} * head_dim, from, head_dim * sizeof(float));
+                memcpy(to + size_t{h} * head_dim, row_of<const float>(heads, h, t), head_dim * sizeof(float));
             }
-            kernel.rotate(to, n_heads, how, row_of<float>(table, t));
+            kernel.rotate(to, n_heads, how, row_of<const float>(table, t));
         }
     });
 }

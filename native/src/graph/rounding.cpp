@@ -7,6 +7,7 @@
 #include "graph/own_node.h"
 #include "graph/product.h"
 #include "graph/rms_norm.h"
+#include "graph/row.h"
 #include "graph/thread_share.h"
 
 namespace kvg {
@@ -15,16 +16,12 @@ namespace {
 
 constexpr uint32_t PIECE = 1024; // numbers at a time, which stay in L1: whole blocks
 
-const float * row_of(const ggml_tensor * x, uint32_t row) {
-    return reinterpret_cast<const float *>(static_cast<const char *>(x->data) + row * x->nb[1]);
-}
-
 // Calls round(row, to) for each row.
 template <class F> void each_row(ggml_tensor * dst, int ith, int nth, F round) {
     const auto n = static_cast<uint32_t>(dst->src[0]->ne[0]);
     share_out(static_cast<uint32_t>(dst->ne[1]), 1, PASSED_AT_ONCE / n, ith, nth, [&](uint32_t begin, uint32_t end) {
         for (uint32_t r = begin; r < end; ++r) {
-            round(r, static_cast<uint8_t *>(dst->data) + r * dst->nb[1]);
+            round(r, row_of<uint8_t>(dst, r));
         }
     });
 }
@@ -42,7 +39,7 @@ template <class F> void round_pieces(const row_form & form, uint8_t * row, uint3
 void run_round(ggml_tensor * dst, int ith, int nth, void * form) {
     const ggml_tensor * x = dst->src[0];
     each_row(dst, ith, nth, [&](uint32_t r, uint8_t * to) {
-        static_cast<const row_form *>(form)->round(row_of(x, r), to, static_cast<uint32_t>(x->ne[0]));
+        static_cast<const row_form *>(form)->round(row_of<const float>(x, r), to, static_cast<uint32_t>(x->ne[0]));
     });
 }
 
@@ -53,7 +50,7 @@ void run_norm(ggml_tensor * dst, int ith, int nth, void * form) {
     const auto n = static_cast<uint32_t>(x->ne[0]);
     const float eps = eps_of(dst);
     each_row(dst, ith, nth, [&](uint32_t r, uint8_t * to) {
-        const float * row = row_of(x, r);
+        const auto * row = row_of<const float>(x, r);
         const float factor = kernel.factor(row, n, eps);
         round_pieces(*static_cast<const row_form *>(form), to, n, [&](uint32_t first, uint32_t count, float * piece) {
             kernel.apply(row + first, weight + first, factor, piece, count);
@@ -69,8 +66,8 @@ void run_gate(ggml_tensor * dst, int ith, int nth, void * form) {
     const ggml_tensor * ups = are_halves ? gates : dst->src[1];
     const auto n = static_cast<uint32_t>(gates->ne[0] / (are_halves ? 2 : 1));
     each_row(dst, ith, nth, [&](uint32_t r, uint8_t * to) {
-        const float * row = row_of(gates, r);
-        const float * up = row_of(ups, r) + (are_halves ? n : 0);
+        const auto * row = row_of<const float>(gates, r);
+        const auto * up = row_of<const float>(ups, r) + (are_halves ? n : 0);
         round_pieces(*static_cast<const row_form *>(form), to, n,
                      [&](uint32_t first, uint32_t count, float * piece) { gate(row + first, up + first, piece, count); });
     });

@@ -6,28 +6,21 @@
 #include <ggml-backend.h>
 
 #include "cpu/kernel.h"
+#include "graph/row.h"
 #include "graph/thread_share.h"
 
 namespace kvg {
 
 namespace {
 
-const float * floats_of(const ggml_tensor * t, uint32_t row = 0) {
-    return reinterpret_cast<const float *>(static_cast<const char *>(t->data) + row * t->nb[1]);
-}
-
 void run_expert_scores(ggml_tensor * dst, int ith, int nth, void *) {
     const ggml_tensor * weight = dst->src[0];
     const ggml_tensor * x = dst->src[1];
     const ggml_tensor * bias = dst->src[2];
-    const route_job job = {floats_of(weight),
-                           bias ? floats_of(bias) : nullptr,
-                           floats_of(x),
-                           x->nb[1] / sizeof(float),
-                           static_cast<float *>(dst->data),
-                           static_cast<uint32_t>(x->ne[0]),
-                           static_cast<uint32_t>(dst->ne[0]),
-                           static_cast<uint32_t>(x->ne[1])};
+    const route_job job = {static_cast<const float *>(weight->data), bias ? static_cast<const float *>(bias->data) : nullptr,
+                           static_cast<const float *>(x->data),      x->nb[1] / sizeof(float),
+                           static_cast<float *>(dst->data),          static_cast<uint32_t>(x->ne[0]),
+                           static_cast<uint32_t>(dst->ne[0]),        static_cast<uint32_t>(x->ne[1])};
     constexpr uint64_t AS_BYTES = 8; // products of bytes take as long as one of floats
     const uint64_t of_output = AS_BYTES * job.n_in * job.n_rows;
     const auto least = static_cast<uint32_t>(MULTIPLIED_AT_ONCE / of_output + 1);
@@ -41,7 +34,7 @@ template <class T, class F> void each_token(ggml_tensor * dst, int ith, int nth,
     const auto n = static_cast<uint32_t>(scores->ne[0]);
     share_out(static_cast<uint32_t>(dst->ne[1]), 1, PASSED_AT_ONCE / n, ith, nth, [&](uint32_t begin, uint32_t end) {
         for (uint32_t t = begin; t < end; ++t) {
-            visit(floats_of(scores, t), n, reinterpret_cast<T *>(static_cast<char *>(dst->data) + t * dst->nb[1]), t);
+            visit(row_of<const float>(scores, t), n, row_of<T>(dst, t), t);
         }
     });
 }
@@ -68,8 +61,7 @@ void run_weights(ggml_tensor * dst, int ith, int nth, void * data) {
     const ggml_tensor * experts = dst->src[1];
     const auto n_used = static_cast<uint32_t>(dst->ne[0]);
     each_token<float>(dst, ith, nth, [&](const float * scores, uint32_t n, float * weights, uint32_t token) {
-        const auto * chosen =
-            reinterpret_cast<const int32_t *>(static_cast<const char *>(experts->data) + token * experts->nb[1]);
+        const auto * chosen = row_of<const int32_t>(experts, token);
         for (uint32_t i = 0; i < n_used; ++i) {
             weights[i] = scores[chosen[i]];
         }
