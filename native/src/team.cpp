@@ -249,9 +249,9 @@ void team::live(member & self) {
 }
 
 pieces::pieces(uint32_t n, int n_threads) : n_threads_(static_cast<uint32_t>(n_threads)) {
-    const auto at = [&](uint32_t i) { return uint64_t{n} * i / n_threads_; };
     for (uint32_t i = 0; i < n_threads_; ++i) {
-        shares_[i].left.store(at(i + 1) << 32 | at(i), std::memory_order_relaxed);
+        const uint64_t end = part_begin(n, i + 1, n_threads_);
+        shares_[i].left.store(end << 32 | part_begin(n, i, n_threads_), std::memory_order_relaxed);
     }
 }
 

@@ -63,8 +63,13 @@ private:
     std::atomic<bool> refused_{false}; // a thread, by the system: nobody asks again
 };
 
-// Pieces of a job, each claimed once: for (uint32_t i; claimed.next(thread, i);). Each thread has a share of neighbours, which it claims from the
-// first on, so that it reads memory in order. Then it claims what others have left, from the last one back.
+// Where part i of n things begins that are cut into n_parts; part n_parts begins behind the last one.
+inline uint32_t part_begin(uint32_t n, uint32_t i, uint32_t n_parts) {
+    return static_cast<uint32_t>(uint64_t{n} * i / n_parts);
+}
+
+// Pieces of a job, each claimed once: for (uint32_t i; claimed.next(thread, i);). Each thread has a share of neighbours, which it claims from
+// the first on, so that it reads memory in order. Then it claims what others have left, from the last one back.
 class pieces {
 public:
     // n_threads: at most team::MAX_THREADS

@@ -95,7 +95,7 @@ template <class F> void for_each_gating(F test) {
 
 TEST_CASE("each token goes to the experts with the highest scores, by the weights that F64 gives them") {
     for_each_gating([](gating_kind gating, bool sums_to_1, float scale) {
-        for (const auto [n_expert, n_used] : {std::pair<uint32_t, uint32_t>{2, 1}, {8, 8}, {128, 6}}) {
+        for (const auto & [n_expert, n_used] : {std::pair<uint32_t, uint32_t>{2, 1}, {8, 8}, {128, 6}}) {
             router of(n_expert, n_used);
             of.spec.gating = gating;
             of.spec.sums_to_1 = sums_to_1;

@@ -31,6 +31,23 @@ uint32_t n_tiles_of(const ggml_tensor * product) {
     return n;
 }
 
+// Tiles [begin, end) of a product, each weight's by themselves: visit(weight, outputs of the weights before it, first, last), of its own tiles
+// [first, last).
+template <class F> void each_weight(const ggml_tensor * product, uint32_t begin, uint32_t end, F visit) {
+    const size_t n_weights = n_weights_of(product);
+    size_t n_out = 0;
+    uint32_t first = 0;
+    for (size_t w = 0; w < n_weights && first < end; ++w) {
+        const ggml_tensor * weight = product->src[w];
+        const uint32_t last = first + tiles_of(weight);
+        if (begin < last) {
+            visit(weight, n_out, std::max(begin, first) - first, std::min(end, last) - first);
+        }
+        first = last;
+        n_out += static_cast<size_t>(weight->ne[1]);
+    }
+}
+
 constexpr int64_t FEW_ROWS = 8;          // whose products take as long as reading the weights
 constexpr size_t READ_AHEAD = 128 << 10; // bytes, which stay in a second-level cache
 
@@ -39,15 +56,12 @@ void read_ahead(const ggml_tensor * next) {
     const uint32_t n_tiles = n_tiles_of(next);
     const auto n_threads = static_cast<uint32_t>(team_share::n_threads());
     for (uint32_t i = 1; i < n_threads; ++i) {
-        auto tile = static_cast<uint32_t>(uint64_t{n_tiles} * i / n_threads);
-        size_t w = 0;
-        for (; tile >= tiles_of(next->src[w]); ++w) {
-            tile -= tiles_of(next->src[w]);
-        }
-        const ggml_tensor * weight = next->src[w];
-        const size_t offset = tile * PRODUCT_TILE * weight->nb[1];
-        team::here().read_ahead(static_cast<int>(i), static_cast<const uint8_t *>(weight->data) + offset,
-                                std::min(READ_AHEAD, ggml_nbytes(weight) - offset));
+        const uint32_t tile = part_begin(n_tiles, i, n_threads);
+        each_weight(next, tile, tile + 1, [&](const ggml_tensor * weight, size_t, uint32_t first, uint32_t) {
+            const size_t offset = first * PRODUCT_TILE * weight->nb[1];
+            team::here().read_ahead(static_cast<int>(i), static_cast<const uint8_t *>(weight->data) + offset,
+                                    std::min(READ_AHEAD, ggml_nbytes(weight) - offset));
+        });
     }
 }
 
@@ -68,25 +82,17 @@ void run_multiply(ggml_tensor * dst, int ith, int nth, void *) {
         min_tiles *= 2; // a CPU fetches ahead in long pieces: SmolLM2 decodes 5 % faster on Zen 3
     }
     share_out(n_tiles, 1, min_tiles, ith, nth, [&](uint32_t begin, uint32_t end) {
-        auto * out = static_cast<float *>(dst->data);
-        uint32_t first = 0; // tile of a weight
-        for (size_t w = 0; w < n_weights; ++w) {
-            const ggml_tensor * weight = dst->src[w];
-            const uint32_t last = first + tiles_of(weight);
-            if (begin < last && first < end) {
-                const product_job job = {static_cast<const uint8_t *>(weight->data),
-                                         weight->nb[1],
-                                         rows,
-                                         out,
-                                         static_cast<uint32_t>(weight->ne[0]),
-                                         static_cast<uint32_t>(weight->ne[1]),
-                                         n_rows,
-                                         added ? static_cast<const float *>(added->data) : nullptr};
-                product_kernel_for(weight->type)->run(job, std::max(begin, first) - first, std::min(end, last) - first);
-            }
-            first = last;
-            out += static_cast<size_t>(weight->ne[1]) * n_rows;
-        }
+        each_weight(dst, begin, end, [&](const ggml_tensor * weight, size_t n_before, uint32_t first, uint32_t last) {
+            const product_job job = {static_cast<const uint8_t *>(weight->data),
+                                     weight->nb[1],
+                                     rows,
+                                     static_cast<float *>(dst->data) + n_before * n_rows,
+                                     static_cast<uint32_t>(weight->ne[0]),
+                                     static_cast<uint32_t>(weight->ne[1]),
+                                     n_rows,
+                                     added ? static_cast<const float *>(added->data) : nullptr};
+            product_kernel_for(weight->type)->run(job, first, last);
+        });
     });
 }
 

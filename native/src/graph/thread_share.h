@@ -18,11 +18,10 @@ constexpr uint64_t MULTIPLIED_AT_ONCE = 1 << 17; // pairs of numbers
 template <class F> void share_out_to(uint32_t n, uint32_t width, uint32_t min_piece, int ith, int nth, F visit) {
     constexpr uint32_t PIECES = 4; // for each thread: a slow one leaves so much less to wait for, and kernels begin slowly
     const uint32_t n_units = n / width;
+    const auto at = [&](uint32_t i, uint32_t n_parts) { return part_begin(n_units, i, n_parts) * width; };
     if (nth > 1) {
-        const auto at = [&](int i) {
-            return static_cast<uint32_t>(uint64_t{n_units} * static_cast<uint64_t>(i) / static_cast<uint64_t>(nth)) * width;
-        };
-        return visit(at(ith), at(ith + 1), static_cast<uint32_t>(ith));
+        const auto i = static_cast<uint32_t>(ith);
+        return visit(at(i, static_cast<uint32_t>(nth)), at(i + 1, static_cast<uint32_t>(nth)), i);
     }
     const uint32_t most = std::min(n / std::max(min_piece, 1u), n_units);
     const uint32_t n_sharing = std::min(static_cast<uint32_t>(team_share::n_threads()), most);
@@ -35,8 +34,7 @@ template <class F> void share_out_to(uint32_t n, uint32_t width, uint32_t min_pi
     pieces all(n_pieces, n_threads);
     team::here().run(n_threads, [&](int thread) {
         for (uint32_t i = 0; all.next(thread, i);) {
-            const auto at = [&](uint32_t piece) { return static_cast<uint32_t>(uint64_t{n_units} * piece / n_pieces) * width; };
-            visit(at(i), at(i + 1), static_cast<uint32_t>(thread));
+            visit(at(i, n_pieces), at(i + 1, n_pieces), static_cast<uint32_t>(thread));
         }
     });
 }
