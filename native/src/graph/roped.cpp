@@ -21,9 +21,7 @@ void run_table(ggml_tensor * dst, int ith, int nth, void * data) {
     const auto n = static_cast<uint32_t>(dst->ne[0]);
     share_out(static_cast<uint32_t>(dst->ne[1]), 1, PASSED_AT_ONCE / (AS_NUMBERS * n), ith, nth,
               [&](uint32_t begin, uint32_t end) {
-                  for (uint32_t t = begin; t < end; ++t) {
-                      rope_row(positions[t], factors, params, row_of<float>(dst, t));
-                  }
+                  rope_rows(positions + begin, end - begin, factors, params, row_of<float>(dst, begin));
               });
 }
 

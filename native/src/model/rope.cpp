@@ -12,14 +12,27 @@ float own_gain(const rope_params & params) {
     return params.yarn > 0.0f ? 1.0f + 0.1f * std::log(1.0f / params.freq_scale) : 1.0f;
 }
 
-// The share of a pair's frequency that isn't scaled. YaRN scales by a ramp between the limits.
-double unscaled_share(size_t pair, const rope_params & params, const float (&limits)[2]) {
-    if (params.yarn == 0.0f) {
-        return 0.0; // the limits may be no numbers
+// What YaRN scales pairs' frequencies by: a ramp between two limits.
+class yarn_ramp {
+public:
+    explicit yarn_ramp(const rope_params & params) : params_(params) {
+        ggml_rope_yarn_corr_dims(params.n_rot, params.n_ctx_orig, params.freq_base, params.ramp_fast, params.ramp_slow,
+                                 limits_);
     }
-    const double y = (static_cast<double>(pair) - limits[0]) / std::max(0.001, static_cast<double>(limits[1]) - limits[0]);
-    return params.yarn * (1.0 - std::min(1.0, std::max(0.0, y)));
-}
+    // The share of a pair's frequency that isn't scaled. T: what it is computed in
+    template <class T> T unscaled_share(size_t pair) const {
+        if (params_.yarn == 0.0f) {
+            return 0; // the limits may be no numbers
+        }
+        const T first = limits_[0];
+        const T y = (static_cast<T>(pair) - first) / std::max(static_cast<T>(0.001), limits_[1] - first);
+        return params_.yarn * (1 - std::min<T>(1, std::max<T>(0, y)));
+    }
+
+private:
+    const rope_params & params_;
+    float limits_[2] = {};
+};
 
 } // namespace
 
@@ -34,23 +47,21 @@ ggml_tensor * rope(ggml_context * ctx, ggml_tensor * x, ggml_tensor * positions,
 }
 
 // A pair's angle grows out of that of the pair before, in floats: far on in a text that differs from what rope_angles() has.
-void rope_row(int32_t position, const float * freq_factors, const rope_params & params, float * out) {
-    const int n = params.n_rot / 2;
-    float limits[2] = {};
-    ggml_rope_yarn_corr_dims(params.n_rot, params.n_ctx_orig, params.freq_base, params.ramp_fast, params.ramp_slow, limits);
+void rope_rows(const int32_t * positions, uint32_t n_rows, const float * freq_factors, const rope_params & params,
+               float * out) {
+    const auto n = static_cast<uint32_t>(params.n_rot) / 2;
+    const yarn_ramp ramp(params);
     const float step = std::pow(params.freq_base, -2.0f / static_cast<float>(params.n_rot));
     const float gain = first_gain(params) / own_gain(params) * own_gain(params); // as rope() and ggml round it
-    auto angle = static_cast<float>(position);
-    for (int i = 0; i < n; ++i, angle *= step) {
-        const float unscaled = freq_factors ? angle / freq_factors[i] : angle;
-        float scaled = params.freq_scale * unscaled;
-        if (params.yarn != 0.0f) {
-            const float y = (static_cast<float>(i) - limits[0]) / std::max(0.001f, limits[1] - limits[0]);
-            const float share = (1.0f - std::min(1.0f, std::max(0.0f, y))) * params.yarn;
-            scaled = scaled * (1.0f - share) + unscaled * share;
+    for (uint32_t row = 0; row < n_rows; ++row, out += 2 * n) {
+        auto angle = static_cast<float>(positions[row]);
+        for (uint32_t i = 0; i < n; ++i, angle *= step) {
+            const float unscaled = freq_factors ? angle / freq_factors[i] : angle;
+            const auto share = ramp.unscaled_share<float>(i);
+            const float scaled = params.freq_scale * unscaled * (1.0f - share) + unscaled * share;
+            out[i] = std::cos(scaled) * gain;
+            out[n + i] = std::sin(scaled) * gain;
         }
-        out[i] = std::cos(scaled) * gain;
-        out[n + i] = std::sin(scaled) * gain;
     }
 }
 
@@ -68,12 +79,11 @@ std::vector<double> rope_angles(const ggml_tensor * freq_factors, const rope_par
     if (freq_factors) {
         ggml_backend_tensor_get(freq_factors, factors.data(), 0, factors.size() * sizeof(float));
     }
-    float limits[2] = {};
-    ggml_rope_yarn_corr_dims(params.n_rot, params.n_ctx_orig, params.freq_base, params.ramp_fast, params.ramp_slow, limits);
+    const yarn_ramp ramp(params);
     std::vector<double> angles;
     for (const float factor : factors) {
         const double exponent = -2.0 * static_cast<double>(angles.size()) / params.n_rot;
-        const double unscaled = unscaled_share(angles.size(), params, limits);
+        const auto unscaled = ramp.unscaled_share<double>(angles.size());
         const double scale = params.freq_scale * (1.0 - unscaled) + unscaled;
         angles.push_back(std::pow(params.freq_base, exponent) * scale / factor);
     }

@@ -18,9 +18,9 @@ float first_gain(const rope_params & params);
 ggml_tensor * rope(ggml_context * ctx, ggml_tensor * x, ggml_tensor * positions, ggml_tensor * freq_factors,
                    const rope_params & params, bool in_place, float gain);
 
-// The cosines of all pairs for one position, then their sines, times first_gain(), as ggml computes them in rope(). freq_factors: as
-// above, here; out: params.n_rot floats
-void rope_row(int32_t position, const float * freq_factors, const rope_params & params, float * out);
+// For each of these positions the cosines of all pairs, then their sines, times first_gain(), as ggml computes them in rope().
+// freq_factors: as above, here; out: params.n_rot floats a row
+void rope_rows(const int32_t * positions, uint32_t n_rows, const float * freq_factors, const rope_params & params, float * out);
 
 // Rotates each pair of dimensions by an angle of its own; the pairs are those that rope() rotates, and x is as above. ones: I32 (n), all
 // 1; inverse_angles: F32 (n_rot / 2 or more), 1 / radians
