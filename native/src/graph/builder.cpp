@@ -32,6 +32,15 @@ void builder::require_room_kept() const {
     }
 }
 
+void builder::require_outputs_known() const {
+    for (const ggml_tensor * t : folded_) {
+        if ((t->flags & GGML_TENSOR_FLAG_OUTPUT) != 0) {
+            fail(KVG_INTERNAL, "'%s' became an output of the graph after a product that computes it by itself",
+                 ggml_get_name(t));
+        }
+    }
+}
+
 ggml_context * builder::ctx() {
     require_room_kept();
     const auto left = [](ggml_context * ctx) { return ggml_get_mem_size(ctx) - ggml_used_mem(ctx); };
@@ -58,7 +67,12 @@ ggml_tensor * called_as(ggml_tensor * product, const ggml_tensor * weight) {
 
 ggml_tensor * builder::rounded_for(ggml_tensor * x, const row_form & form) {
     const auto [known, is_new] = rounded_.try_emplace({x, &form});
-    known->second = is_new ? rounded(ctx(), x, form) : known->second;
+    if (is_new) {
+        known->second = rounded(ctx(), x, form);
+        if (known->second->src[0] != x) {
+            folded_.push_back(x);
+        }
+    }
     return known->second;
 }
 
@@ -114,8 +128,11 @@ ggml_tensor * builder::linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor
 }
 
 ggml_tensor * builder::sum(ggml_tensor * made, ggml_tensor * x) {
-    ggml_tensor * y = multiply_and_add(ctx(), made, x);
-    return y ? y : ggml_add(ctx(), made, x);
+    if (ggml_tensor * y = multiply_and_add(ctx(), made, x)) {
+        folded_.push_back(made);
+        return y;
+    }
+    return ggml_add(ctx(), made, x);
 }
 
 ggml_tensor * builder::order_of(ggml_tensor * experts, int64_t n_expert) {
@@ -204,6 +221,7 @@ void builder::forget_unused(ggml_cgraph * graph) {
 // or rows of the cache.
 ggml_cgraph * builder::finish() {
     require_room_kept();
+    require_outputs_known();
     size_t n = 0;
     for (const chunk & c : chunks_) {
         for (ggml_tensor * t = ggml_get_first_tensor(c.ctx.get()); t; t = ggml_get_next_tensor(c.ctx.get(), t)) {

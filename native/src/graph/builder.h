@@ -63,7 +63,8 @@ public:
 
     // Each operation and its device, in the order in which operations were made; after finish() those of the graph.
     const std::vector<std::pair<ggml_tensor *, ggml_backend_dev_t>> & wishes() const { return wishes_; }
-    // The graph of all roots; it lives as long as the builder. Nothing can be made after that. error(KVG_INTERNAL) as ctx()
+    // The graph of all roots; it lives as long as the builder. Nothing can be made after that. error(KVG_INTERNAL) as ctx(), and where a
+    // tensor was marked as an output after a product was made that computes it by itself
     ggml_cgraph * finish();
 
 private:
@@ -80,6 +81,7 @@ private:
     };
     void open(size_t n_bytes);
     void require_room_kept() const;
+    void require_outputs_known() const;
     void forget_unused(ggml_cgraph * graph);
     ggml_tensor * rounded_for(ggml_tensor * x, const row_form & form);
     ggml_tensor * plain_product(ggml_tensor * x, ggml_tensor * weight);
@@ -91,6 +93,7 @@ private:
     std::map<std::pair<ggml_tensor *, const row_form *>, ggml_tensor *>
         rounded_; // what products round: Q, K and V have one input
     std::map<std::pair<ggml_tensor *, ggml_tensor *>, ggml_tensor *> products_; // of x and weights, computed together
+    std::vector<ggml_tensor *> folded_; // that nodes compute by themselves, which read them
     std::vector<known_table> rope_tables_;
     std::map<ggml_tensor *, ggml_tensor *> orders_; // of experts
     size_t n_used_ = 0;                             // bytes of the last chunk at the last call of ctx()

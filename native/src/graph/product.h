@@ -18,7 +18,8 @@ const row_form * form_of(const ggml_tensor * weight, const ggml_tensor * x);
 // precondition: fewer weights than ggml's operations have sources; all round x alike
 std::vector<ggml_tensor *> multiply(ggml_context * ctx, const std::vector<ggml_tensor *> & weights, ggml_tensor * rows);
 // product + x in one operation, as the product is called; nullptr: it isn't multiply()'s of one weight, or x isn't rows of the same shape
-// one behind the other. The product itself is in no graph then, unless something else reads it, which computes it twice.
+// one behind the other. The product itself is in no graph then, unless something else reads it, which computes it twice: an output of the
+// graph is marked before.
 ggml_tensor * multiply_and_add(ggml_context * ctx, ggml_tensor * product, ggml_tensor * x);
 // Whether a node is of multiply() or multiply_and_add().
 bool is_multiply(const ggml_tensor * node);
