@@ -20,10 +20,6 @@ struct swiglu_oai_gate {
     }
 };
 
-inline void store_part(float * to, uint32_t i, uint32_t n, vec v) {
-    __builtin_memcpy(to + i, &v, i + LANES <= n ? sizeof(v) : (n - i) * sizeof(float));
-}
-
 template <class G> void apply_gate(const float * gate, const float * up, float * out, uint32_t n) {
     for (uint32_t i = 0; i < n; i += LANES) {
         store_part(out, i, n, G::of(load_part(gate, i, n), load_part(up, i, n)));

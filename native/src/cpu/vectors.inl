@@ -20,6 +20,10 @@ inline vec load(const uint16_t * p) { return reinterpret_cast<vec>(_mm512_maskz_
 inline vec load(const uint16_t * p) { return reinterpret_cast<vec>(_mm256_cvtph_ps(load_as<__m128i>(p))); }
 #endif
 inline void store(float * p, vec v) { __builtin_memcpy(p, &v, sizeof(v)); }
+// The numbers from i on, of n.
+inline void store_part(float * to, uint32_t i, uint32_t n, vec v) {
+    __builtin_memcpy(to + i, &v, i + LANES <= n ? sizeof(v) : (n - i) * sizeof(float));
+}
 inline vec splat(float x) { return x - vec{}; }
 
 inline float max_of(float a, float b) { return a > b ? a : b; } // a NaN in a stays unseen, and comes back in the weights
