@@ -1,9 +1,9 @@
 // Products of weights with rows of floats on the CPU: what it does instead of ggml's operation where it is faster.
 //
-// A row is rounded to bytes as ggml rounds it. 16 rows of weights are worked on together. Sums of products that share a scale are integers, in
-// whatever order; these meet their scales one after the other. Beside weights in BF16 a row is rounded to BF16; beside F16 it stays as it is.
-// Their sums have one order, too. So what a row gives depends to the last bit on nothing else: not on the other rows, nor on the number of
-// threads.
+// A row is rounded to bytes as ggml rounds it. 16 rows of weights are worked on together. Sums of products that share a scale are integers,
+// in whatever order; these meet their scales one after the other. Beside weights in BF16 a row is rounded to BF16; beside F16 it stays as it
+// is. Their sums have one order, too. So what a row gives depends to the last bit on nothing else: not on the other rows, nor on the number
+// of threads.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,8 @@
 
 namespace kvg {
 
-constexpr uint32_t PRODUCT_TILE = 16; // rows of weights that are worked on together
+constexpr uint32_t PRODUCT_TILE = 16;   // rows of weights that are worked on together
+constexpr uint32_t LARGEST_BLOCK = 256; // numbers of a row that are rounded together
 
 struct product_job {
     const uint8_t * weights; // (n_in, n_out)
@@ -29,7 +30,7 @@ struct product_job {
 // How rows are rounded for some types of weights.
 struct row_form {
     size_t (*bytes)(uint32_t n);
-    // Numbers [begin, end) of a row of n. x: the first of them. Whole blocks: begin is a multiple of 256
+    // Numbers [begin, end) of a row of n. x: the first of them. Whole blocks: begin is a multiple of LARGEST_BLOCK
     void (*round_part)(const float * x, uint8_t * row, uint32_t n, uint32_t begin, uint32_t end);
     void round(const float * x, uint8_t * row, uint32_t n) const { round_part(x, row, n, 0, n); }
 };

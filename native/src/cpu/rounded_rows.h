@@ -19,7 +19,7 @@ struct rounded_32 {
 
 // As it rounds to Q8_K
 struct rounded_256 {
-    static constexpr uint32_t N = 256;
+    static constexpr uint32_t N = LARGEST_BLOCK; // 256
     float scale;
     int16_t sums16[16]; // of 16 numbers each
     int16_t sums32[8];

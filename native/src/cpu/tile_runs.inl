@@ -1,8 +1,7 @@
 // Runs of rows over tiles of weights. Included by what multiplies with some instruction set, which has its own TILE rows of weights:
 //   ROWS(first, stride, width, next)   rows of `width` bytes that are `stride` bytes apart, before others that are `next` bytes further on
-// and, before this file, in namespace kvg
-//   size_t STREAM           how many bytes of rows it reads one after the other,
-//   uint32_t STREAMED_ROWS  with up to so many rows of floats: results of a row lie in fewer lines of memory without.
+//   ROWS::STREAM                       how many bytes of rows it reads one after the other,
+//   ROWS::STREAMED_ROWS                with up to so many rows of floats: results of a row lie in fewer lines of memory without.
 // Its fetch(offset) brings what is at this offset of all rows nearer. Functions that only do such a thing are always in line: GCC takes them
 // for functions without effects, and leaves calls out.
 #include <algorithm>
@@ -76,6 +75,7 @@ private:
 
     // Of n tiles, how many go through the same streams.
     uint32_t n_together(uint32_t n) const {
+        constexpr size_t STREAM = ROWS::STREAM;
         const uint32_t most = STREAM > 2 * job_.weight_stride ? static_cast<uint32_t>(STREAM / job_.weight_stride) : 1;
         for (uint32_t n_groups = (n + most - 1) / most; by_streams_ && n_groups < n; ++n_groups) {
             const uint32_t each = (n + n_groups - 1) / n_groups;
@@ -149,7 +149,7 @@ inline void run_tiles(const product_job & job, uint32_t begin, uint32_t end, siz
         some.out += size_t{r} * job.n_out;
         some.added = job.added ? job.added + size_t{r} * job.n_out : nullptr;
         some.n_rows = std::min(job.n_rows - r, each);
-        tiles<ROWS, F>(some, by_streams && job.n_rows <= STREAMED_ROWS, multiply).run(begin, end);
+        tiles<ROWS, F>(some, by_streams && job.n_rows <= ROWS::STREAMED_ROWS, multiply).run(begin, end);
     }
 }
 

@@ -6,13 +6,6 @@
 #include <cstdint>
 #include <utility>
 
-namespace kvg {
-namespace {
-constexpr size_t STREAM = 9000; // two pages; measured on Zen 4
-constexpr uint32_t STREAMED_ROWS = 7;
-} // namespace
-} // namespace kvg
-
 #include "cpu/tile_runs.inl"
 
 namespace kvg::products_vnni {
@@ -91,6 +84,9 @@ inline __m512i sums_of_halves(__m512i a, __m512i b) {
 
 // The same place in each of 16 rows of weights.
 struct weight_rows {
+    static constexpr size_t STREAM = 9000; // two pages; measured on Zen 4
+    static constexpr uint32_t STREAMED_ROWS = 7;
+
     const uint8_t * fours[4]; // rows 0, 4, 8 and 12: an instruction adds 0 to 3 strides itself
     size_t stride;
     size_t width; // bytes of a row

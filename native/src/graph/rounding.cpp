@@ -14,7 +14,8 @@ namespace kvg {
 
 namespace {
 
-constexpr uint32_t PIECE = 1024; // numbers at a time, which stay in L1: whole blocks
+constexpr uint32_t PIECE = 1024; // numbers at a time, which stay in L1
+static_assert(PIECE % LARGEST_BLOCK == 0);
 
 // Calls round(row, to) for each row.
 template <class F> void each_row(ggml_tensor * dst, int ith, int nth, F round) {
