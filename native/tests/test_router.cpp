@@ -57,6 +57,8 @@ struct router {
         ggml_build_forward_expand(graph, weights);
         const ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), here.cpu()));
         CHECK(is_router_here(weight, rows));
+        CHECK(is_expert_scores(scores));
+        CHECK(!is_expert_scores(experts));
         ggml_backend_tensor_set(weight, matrix.data(), 0, ggml_nbytes(weight));
         ggml_backend_tensor_set(added, bias.data(), 0, ggml_nbytes(added));
         ggml_backend_tensor_set(rows, x.data(), 0, ggml_nbytes(rows));

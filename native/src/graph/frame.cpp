@@ -15,6 +15,7 @@
 #include "graph/expert_product.h"
 #include "graph/product.h"
 #include "graph/rms_norm.h"
+#include "graph/router.h"
 
 namespace kvg {
 
@@ -36,7 +37,7 @@ bool decode_graph::has_few_products_of_ggml() const {
     for (const auto & [node, device] : wishes()) {
         const bool is_ggmls =
             node->op == GGML_OP_MUL_MAT || node->op == GGML_OP_MUL_MAT_ID || node->op == GGML_OP_FLASH_ATTN_EXT;
-        if (is_cpu(device) && (is_ggmls || is_multiply(node) || is_expert_product(node))) {
+        if (is_cpu(device) && (is_ggmls || is_multiply(node) || is_expert_product(node) || is_expert_scores(node))) {
             const auto n_pairs = static_cast<uint64_t>(ggml_nelements(node) * node->src[0]->ne[0]);
             (is_ggmls ? others : ours) += n_pairs;
         }
@@ -44,9 +45,9 @@ bool decode_graph::has_few_products_of_ggml() const {
     return FEW * others < ours;
 }
 
-// As ggml names what a node computes; "" for a step before a product of ours.
+// As ggml names what a node computes; "" for a step beside a product of ours.
 static std::string operation_of(const ggml_tensor * node) {
-    if (is_multiply(node)) {
+    if (is_multiply(node) || is_expert_scores(node)) {
         return ggml_op_name(GGML_OP_MUL_MAT);
     }
     if (is_expert_product(node)) {
@@ -58,8 +59,7 @@ static std::string operation_of(const ggml_tensor * node) {
     if (const char * name = recur_op::name_of(node)) {
         return name;
     }
-    const bool is_before_product = node->op == GGML_OP_CUSTOM && node->type != GGML_TYPE_F32; // rows as bytes, tokens by expert
-    return is_before_product ? "" : ggml_op_desc(node);
+    return node->op == GGML_OP_CUSTOM ? "" : ggml_op_desc(node); // rows as bytes, tokens by expert, what experts give together
 }
 
 std::string decode_graph::refused_by(ggml_backend_dev_t device) const {

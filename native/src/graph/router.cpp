@@ -6,6 +6,7 @@
 #include <ggml-backend.h>
 
 #include "cpu/kernel.h"
+#include "graph/own_node.h"
 #include "graph/row.h"
 #include "graph/thread_share.h"
 
@@ -98,6 +99,8 @@ ggml_tensor * expert_scores(ggml_context * ctx, ggml_tensor * weight, ggml_tenso
     ggml_tensor * args[] = {weight, x, bias};
     return custom(ctx, GGML_TYPE_F32, weight->ne[1], x->ne[1], args, bias ? 3 : 2, run_expert_scores);
 }
+
+bool is_expert_scores(const ggml_tensor * node) { return function_of(node) == run_expert_scores; }
 
 ggml_tensor * best_experts(ggml_context * ctx, ggml_tensor * scores, uint32_t n_used) {
     return custom(ctx, GGML_TYPE_I32, n_used, scores->ne[1], &scores, 1, run_best);

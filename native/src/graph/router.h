@@ -13,6 +13,8 @@ namespace kvg {
 bool is_router_here(const ggml_tensor * weight, const ggml_tensor * x);
 // weight * x + bias, (n_expert, n_tokens). bias: (n_expert), or nullptr
 ggml_tensor * expert_scores(ggml_context * ctx, ggml_tensor * weight, ggml_tensor * bias, ggml_tensor * x);
+// Whether a node is of expert_scores().
+bool is_expert_scores(const ggml_tensor * node);
 // Of each token the n_used experts with the highest scores, the best first: I32 (n_used, n_tokens). scores (n_expert, n_tokens)
 ggml_tensor * best_experts(ggml_context * ctx, ggml_tensor * scores, uint32_t n_used);
 // What each chosen expert's result is multiplied by, (n_used, n_tokens): a softmax over the scores of all, or of the chosen.
