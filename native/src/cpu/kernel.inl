@@ -45,14 +45,22 @@ cell_range range_of_all(const attend_job & job, const attend_unit & unit) {
     return all;
 }
 
-// Lists the cells of a chunk that any token of a unit sees. Returns how many.
+// The part of a token's range that is in the chunk of n cells from `first` on, relative to these. Empty where it is elsewhere.
+cell_range range_in_chunk(const attend_job & job, uint32_t token, uint32_t range, uint32_t first, uint32_t n) {
+    const cell_range own = range_of(job, token, range);
+    return {own.begin > first ? own.begin - first : 0, own.end > first ? min_of(own.end - first, n) : 0};
+}
+
+// Lists the cells of a chunk that any token of a unit sees in its range. Returns how many.
 uint32_t list_wanted(const attend_job & job, const attend_unit & unit, uint32_t first, uint32_t n, uint32_t * wanted) {
-    const uint16_t * mask = job.mask + size_t{unit.token_begin} * job.n_kv + first;
     uint16_t all[CHUNK];
-    __builtin_memcpy(all, mask, n * sizeof(uint16_t));
-    for (uint32_t t = unit.token_begin + 1; t < unit.token_end; ++t) {
-        mask += job.n_kv;
-        for (uint32_t c = 0; c < n; ++c) {
+    for (uint16_t & each : all) {
+        each = static_cast<uint16_t>(ALL_HIDDEN);
+    }
+    for (uint32_t t = unit.token_begin; t < unit.token_end; ++t) {
+        const uint16_t * mask = job.mask + size_t{t} * job.n_kv + first;
+        const cell_range own = range_in_chunk(job, t, unit.range, first, n);
+        for (uint32_t c = own.begin; c < own.end; ++c) {
             all[c] &= mask[c];
         }
     }
@@ -221,10 +229,8 @@ void attend_chunk(const attend_job & job, const attend_unit & unit, uint32_t fir
     };
     for (uint32_t t = unit.token_begin; t < unit.token_end; ++t) {
         const uint32_t i = t - unit.token_begin;
-        const cell_range own = range_of(job, t, unit.range);
-        const uint32_t begin = own.begin > first ? own.begin - first : 0;
-        const uint32_t end = own.end > first ? min_of(own.end - first, n) : 0;
-        seen[i].n = list_seen(job.mask + size_t{t} * job.n_kv + first, begin, end, seen[i].at);
+        const cell_range own = range_in_chunk(job, t, unit.range, first, n);
+        seen[i].n = list_seen(job.mask + size_t{t} * job.n_kv + first, own.begin, own.end, seen[i].at);
         seen[i].n_before = queries.n_seen[i];
         queries.n_seen[i] += seen[i].n;
         if (seen[i].n == 0) {
