@@ -14,7 +14,11 @@ constexpr uint32_t MAX_SPLIT = 128; // heads of K by tokens: more are work enoug
 
 constexpr uint64_t READ_AT_ONCE = 1 << 13; // numbers of K that one thread reads in 8 us from memory: worth sharing out
 
-uint32_t count_blocks(uint32_t n_tokens) { return (n_tokens + ATTEND_TOKENS - 1) / ATTEND_TOKENS; }
+constexpr uint32_t FEW_TOKENS = 2; // of a unit where each token sees other cells, so that there are more units
+constexpr uint32_t UNITS_OF_A_THREAD =
+    4; // more of them are shared out evenly as they are: a range's first chunk isn't prefetched
+
+uint32_t count_blocks(uint32_t n_tokens, uint32_t block = ATTEND_TOKENS) { return (n_tokens + block - 1) / block; }
 
 bool is_split(uint32_t n_tokens, uint32_t n_head_kv) { return n_tokens == 1 || n_tokens * n_head_kv <= MAX_SPLIT; }
 
@@ -53,7 +57,7 @@ attend_workspace::attend_workspace(const std::vector<layer_spec> & layers, uint3
             n_units * std::min(most, ATTEND_TOKENS) * seen_ranges::count(n_cells, seen_ranges::shortest(layer.n_head_kv));
         scratch_floats_ = std::max(scratch_floats_, ATTEND_TOKENS * unit + scratch);
         partial_floats = std::max(partial_floats, n_split * unit);
-        most_units = std::max(most_units, n_units);
+        most_units = std::max(most_units, size_t{count_blocks(most, FEW_TOKENS)} * layer.n_head_kv);
         head_dim = std::max(head_dim, layer.head_dim_k);
     }
     done_ = std::vector<std::atomic<uint32_t>>(most_units);
@@ -128,7 +132,7 @@ void attend_op::add_observed(const attend_job & job) {
 // i: the unit's place among n_units
 void attend_op::attend_range(const attend_job & job, const attend_unit & unit, uint32_t i, uint32_t n_units, float * scratch) {
     attend_workspace & w = workspace_;
-    const size_t floats = std::min(job.n_tokens, ATTEND_TOKENS) * unit_floats(job.head_dim_v, job.n_head / job.n_head_kv);
+    const size_t floats = std::min(job.n_tokens, block()) * unit_floats(job.head_dim_v, job.n_head / job.n_head_kv);
     const auto partial = [&](uint32_t range) { return w.partial_ + (size_t{range} * n_units + i) * floats; };
     kernel_.run(job, unit, partial(unit.range), scratch);
     if (++w.done_[i] < attended_.ranges.n()) {
@@ -145,19 +149,23 @@ void attend_op::finish(const attend_job & job, const attend_unit & unit, float *
     observe(job, unit, partial, scratch);
 }
 
+// Tokens of a unit. What cells get of those that are observed is added up by the large ones.
+uint32_t attend_op::block() const { return observed_ || attended_.ranges.is_shared() ? ATTEND_TOKENS : FEW_TOKENS; }
+
 // A unit, or a range of it, is claimed by whoever is free.
-void attend_op::share(const attend_job & job, size_t ith) {
+void attend_op::share(const attend_job & job, size_t ith, size_t n_threads) {
     attend_workspace & w = workspace_;
     float * scratch = w.scratch_ + w.scratch_floats_ * ith;
     float * sum = scratch + attend_scratch_floats(job.head_dim_k, job.head_dim_v, job.n_head / job.n_head_kv);
-    const uint32_t n_units = count_blocks(job.n_tokens) * job.n_head_kv;
-    const bool split = attended_.ranges.n() > 1 && is_split(job.n_tokens, job.n_head_kv);
+    const uint32_t n_units = count_blocks(job.n_tokens, block()) * job.n_head_kv;
+    const bool split =
+        attended_.ranges.n() > 1 && n_units < UNITS_OF_A_THREAD * n_threads && is_split(job.n_tokens, job.n_head_kv);
     const uint32_t n_claims = n_units * (split ? attended_.ranges.n() : 1);
     for (uint32_t claim = w.claimed_++; claim < n_claims; claim = w.claimed_++) {
         const uint32_t i = claim % n_units;
         const uint32_t range = claim / n_units;
-        const uint32_t begin = i / job.n_head_kv * ATTEND_TOKENS;
-        const attend_unit unit = {begin, std::min(begin + ATTEND_TOKENS, job.n_tokens), i % job.n_head_kv, range,
+        const uint32_t begin = i / job.n_head_kv * block();
+        const attend_unit unit = {begin, std::min(begin + block(), job.n_tokens), i % job.n_head_kv, range,
                                   split ? range + 1 : attended_.ranges.n()};
         if (split) {
             attend_range(job, unit, i, n_units, scratch);
@@ -205,11 +213,11 @@ void attend_op::compute(ggml_tensor * dst, int ith, int nth, void * op) {
     const attend_job job = self.job_of(dst);
     attend_workspace & w = self.workspace_;
     if (nth > 1) {
-        self.share(job, static_cast<size_t>(ith));
+        self.share(job, static_cast<size_t>(ith), static_cast<size_t>(nth));
     } else {
         const uint64_t n_read = uint64_t{job.n_kv} * job.n_head_kv * job.head_dim_k * job.n_tokens;
         const int n_threads = n_read < READ_AT_ONCE ? 1 : team_share::n_threads();
-        team::here().run(n_threads, [&](int i) { self.share(job, static_cast<size_t>(i)); });
+        team::here().run(n_threads, [&](int i) { self.share(job, static_cast<size_t>(i), static_cast<size_t>(n_threads)); });
     }
     // the last to leave makes all ready for the next layer, which ggml's barrier holds back until then
     if (++w.left_ == static_cast<uint32_t>(nth)) {

@@ -79,7 +79,8 @@ public:
 private:
     static void compute(ggml_tensor * dst, int ith, int nth, void * op);
     attend_job job_of(const ggml_tensor * dst) const;
-    void share(const attend_job & job, size_t ith);
+    uint32_t block() const;
+    void share(const attend_job & job, size_t ith, size_t n_threads);
     void attend_range(const attend_job & job, const attend_unit & unit, uint32_t i, uint32_t n_units, float * scratch);
     void finish(const attend_job & job, const attend_unit & unit, float * partial, float * scratch);
     float * shares_of(const attend_job & job, uint32_t token, uint32_t head_kv);

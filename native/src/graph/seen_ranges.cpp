@@ -46,18 +46,22 @@ uint32_t seen_ranges::count(uint32_t n_seen, uint32_t shortest) {
 
 void seen_ranges::find(const uint16_t * mask, uint32_t n_tokens, uint32_t n_kv) {
     n_ = 1;
+    is_shared_ = true;
     const uint32_t most = count(n_kv, shortest_);
     if (most == 1) {
         return;
     }
     begins_.assign(size_t{n_tokens} * (most + 1), n_kv);
     std::fill_n(begins_.begin(), n_tokens, 0);
+    uint64_t n_seen = 0;
     for (uint32_t t = 0; t < n_tokens; ++t) {
-        find_of(mask + size_t{t} * n_kv, t, n_tokens, n_kv);
+        n_seen += find_of(mask + size_t{t} * n_kv, t, n_tokens, n_kv);
     }
+    is_shared_ = n_seen > 2 * uint64_t{n_kv};
 }
 
-void seen_ranges::find_of(const uint16_t * mask, uint32_t token, uint32_t n_tokens, uint32_t n_kv) {
+// Returns how many cells the token sees.
+uint32_t seen_ranges::find_of(const uint16_t * mask, uint32_t token, uint32_t n_tokens, uint32_t n_kv) {
     uint32_t n_before = 0;
     uint32_t end = end_of_range(0, shortest_);
     uint32_t n = 1;
@@ -71,6 +75,7 @@ void seen_ranges::find_of(const uint16_t * mask, uint32_t token, uint32_t n_toke
         n_before += n_seen;
     }
     n_ = std::max(n_, n);
+    return n_before;
 }
 
 } // namespace kvg

@@ -21,14 +21,17 @@ public:
     void find(const uint16_t * mask, uint32_t n_tokens, uint32_t n_kv);
     // of the token that has most of them
     uint32_t n() const { return n_; }
+    // Whether most tokens see the same cells, so that these are better read once for many tokens; true where that wasn't looked at.
+    bool is_shared() const { return is_shared_; }
     // (n_tokens, n() + 1): each range's first cell; for ranges that a token hasn't, and behind the last one, n_kv. nullptr when n() is 1
     const uint32_t * begins() const { return n_ > 1 ? begins_.data() : nullptr; }
 
 private:
-    void find_of(const uint16_t * mask, uint32_t token, uint32_t n_tokens, uint32_t n_kv);
+    uint32_t find_of(const uint16_t * mask, uint32_t token, uint32_t n_tokens, uint32_t n_kv);
 
     uint32_t shortest_;
     uint32_t n_ = 1;
+    bool is_shared_ = true;
     std::vector<uint32_t> begins_;
 };
 
