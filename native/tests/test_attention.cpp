@@ -65,7 +65,7 @@ struct on_cpu {
 
 std::vector<float> by(attention_kind kind, const attention_problem & p) {
     const layer_spec layer = layer_of(p);
-    attended_cells attended = {true, {0, p.s.n_kv}, {}, seen_ranges(256)};
+    attended_cells attended = {true, true, {0, p.s.n_kv}, {}, seen_ranges(256)};
     attended.ranges.find(p.mask.data(), p.s.n_tokens, p.s.n_kv);
     attend_workspace workspace({layer}, p.s.n_kv, GGML_DEFAULT_N_THREADS);
     attend_op op(layer, attended, workspace);

@@ -7,7 +7,8 @@
 namespace kvg {
 
 struct attended_cells {
-    bool goes_by_order = false; // whether all attention is this library's own, which can
+    bool has_own = false;       // whether any layer's attention is this library's own: else there are no ranges
+    bool goes_by_order = false; // whether all attention is, of all groups
     cell_span span = {};        // in the tensors that the graph shows to attention
     cell_order order = {};      // which cell of the span each column of the mask is
     seen_ranges ranges;         // of columns

@@ -57,7 +57,7 @@ decoder::decoder(const model & model, const kv_cache & cache, const backends & b
       observed_(cache.groups().size()), recur_workspace_(with_own_states(model.hparams().layers, cache), params.max_threads),
       adapters_(std::move(adapters)), taps_(cache) {
     for (const kv_group & group : cache.groups()) {
-        attended_.push_back({false, {}, {}, seen_ranges(seen_ranges::shortest(group.spec().n_head_kv))});
+        attended_.push_back({false, false, {}, {}, seen_ranges(seen_ranges::shortest(group.spec().n_head_kv))});
     }
     choose_attentions(params.flash_attn, params.max_threads);
     make_recurs();
@@ -159,6 +159,9 @@ void decoder::choose_attentions(int32_t flash_attn, int max_threads) {
         }
         const kv_group & group = cache_.groups()[layer.group];
         const old_rows old = {group.old_k(layer.kv_from), group.old_v(layer.kv_from), group.n_fresh()};
+        if (kind == attention_kind::attend) {
+            attended_[layer.group].has_own = true;
+        }
         attend_op * op =
             kind == attention_kind::attend ? &ops_.emplace_back(layer, attended_[layer.group], *workspace_, old) : nullptr;
         return {kind, op, layer.scale, layer.soft_cap, layer.max_bias};

@@ -104,7 +104,9 @@ void graph_inputs::set_mask(ggml_tensor * mask, const cells & cells, const batch
         attended.order = rising_order(cells, seqs, span);
     }
     mask_.write(mask, cells, batch, ubatch.begin, ubatch.n, span, attended.order);
-    attended.ranges.find(static_cast<const uint16_t *>(mask->data), ubatch.n, span.n);
+    if (attended.has_own) {
+        attended.ranges.find(static_cast<const uint16_t *>(mask->data), ubatch.n, span.n);
+    }
 }
 
 void graph_inputs::set(decode_graph & graph, const kv_cache & cache, const batch & batch, const micro_batch & ubatch,
