@@ -24,7 +24,7 @@ namespace {
 
 constexpr uint32_t BLOCK = rounded_256::N;
 constexpr uint32_t GROUPS = BLOCK / 64;
-constexpr size_t AHEAD = 4096; // bytes that are fetched before they are needed, where blocks are read in the order of memory
+constexpr size_t AHEAD = 8192; // bytes that are fetched before they are needed, where blocks are read in the order of memory
 template <class W> constexpr uint32_t RUN = W::IN_ORDER ? 64 : 1; // blocks of a row of weights, at most, before the next row's
 
 // A block of 16 rows of weights: a lane is a row.
