@@ -23,6 +23,9 @@ inline attend_job job_of(const attention_problem & p, std::vector<float> & out) 
     job.out = out.data();
     job.scale = p.scale;
     job.soft_cap = p.soft_cap;
+    job.slopes = p.slopes.empty() ? nullptr : p.slopes.data();
+    job.cell_positions = p.cell_positions.data();
+    job.token_positions = p.token_positions.data();
     job.head_dim_k = p.s.head_dim_k;
     job.head_dim_v = p.s.head_dim_v;
     job.n_head = p.s.n_head;

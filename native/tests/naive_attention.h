@@ -61,6 +61,10 @@ struct attention_problem {
     float scale;
     float soft_cap = 0;
     std::vector<float> sinks = {}; // (n_head), or empty
+    // ALiBi: (n_head), (n_kv) and (n_tokens); or all empty
+    std::vector<float> slopes = {};
+    std::vector<int32_t> cell_positions = {};
+    std::vector<int32_t> token_positions = {};
 
     // Each token sees about `share` of the cells, and one at least.
     attention_problem(const attention_sizes & sizes, ggml_type type, double share, std::mt19937 & random)
@@ -79,6 +83,17 @@ struct attention_problem {
             mask[size_t{t} * s.n_kv + random() % s.n_kv] = 0;
         }
     }
+    void lower_by_distance() {
+        for (uint32_t h = 0; h < s.n_head; ++h) {
+            slopes.push_back(1.0f / static_cast<float>(2u << h % 16));
+        }
+        for (uint32_t c = 0; c < s.n_kv; ++c) {
+            cell_positions.push_back(static_cast<int32_t>(c + c / 7));
+        }
+        for (uint32_t t = 0; t < s.n_tokens; ++t) { // some cells lie behind them, as in an encoder
+            token_positions.push_back(static_cast<int32_t>(s.n_kv / 2 + 3 * t));
+        }
+    }
     // Each token sees only the cells from `begin` up to `end`.
     void show(uint32_t begin, uint32_t end) {
         for (size_t i = 0; i < mask.size(); ++i) {
@@ -88,7 +103,7 @@ struct attention_problem {
     size_t out_floats() const { return size_t{s.n_tokens} * s.n_head * s.head_dim_v; }
 };
 
-// One query head: adds up softmax(cap(scale * q.k)) . v over the cells that are seen. shares: (n_kv), to which the softmax is added
+// One query head: adds up softmax(cap(scale * q.k) - slope * distance) . v over the cells that are seen. shares: (n_kv), to which the softmax is added
 inline void naive_head(const attention_problem & p, uint32_t token, uint32_t head, double * out, double * shares = nullptr) {
     const attention_sizes & s = p.s;
     const uint32_t head_kv = head / (s.n_head / s.n_head_kv);
@@ -105,6 +120,9 @@ inline void naive_head(const attention_problem & p, uint32_t token, uint32_t hea
             }
             dot *= p.scale;
             scores[c] = cap == 0 ? dot : cap * std::tanh(dot / cap);
+            if (!p.slopes.empty()) {
+                scores[c] -= double{p.slopes[head]} * std::abs(p.cell_positions[c] - p.token_positions[token]);
+            }
             highest = std::max(highest, scores[c]);
         }
     }

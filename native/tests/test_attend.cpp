@@ -114,6 +114,9 @@ TEST_CASE("shares: what each cell gets of the attention, whatever the shape and 
                 attention_problem p(s, type, extras ? 0.3 : 1.0, random);
                 p.soft_cap = extras ? 3.0f : 0.0f;
                 p.sinks.assign(extras ? s.n_head : 0, 1.5f);
+                if (extras) {
+                    p.lower_by_distance();
+                }
                 const std::vector<double> expected = naive_shares(p);
                 for_each_kernel([&, n_ranges = n_ranges](const cpu_kernels & kernel) {
                     std::vector<float> out(p.out_floats()), shares(p.s.n_kv);
@@ -137,6 +140,24 @@ TEST_CASE("soft cap: scores near the cap, far below and far above it") {
                 p.scale *= size / 2;
                 p.soft_cap = soft_cap;
                 check_kernels(p, n_kv > ATTEND_CHUNK ? 2 : 1, soft_cap < 1 ? 4e-6 : 2e-5); // of 50 a rounding is 4e-6
+            }
+        }
+    }
+}
+
+TEST_CASE("ALiBi: scores are less by distance, whatever the shape and type, behind a soft cap") {
+    std::mt19937 random(20);
+    const attention_sizes shapes[] = {
+        {64, 64, 6, 2, 3, 300}, {128, 128, 8, 8, 20, 200}, {24, 16, 12, 1, 17, 140}, {64, 64, 9, 3, 1, 5}};
+    for (const attention_sizes & s : shapes) {
+        for (const ggml_type type : TYPES) {
+            for (const float soft_cap : {0.0f, 5.0f}) {
+                if (fits(type, s)) {
+                    attention_problem p(s, type, 0.6, random);
+                    p.soft_cap = soft_cap;
+                    p.lower_by_distance();
+                    check_kernels(p, s.n_kv > ATTEND_CHUNK ? 2 : 1, 4e-6);
+                }
             }
         }
     }

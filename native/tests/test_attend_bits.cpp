@@ -21,6 +21,9 @@ attention_problem alone(const attention_problem & p, uint32_t token) {
     one.q.assign(p.q.begin() + static_cast<std::ptrdiff_t>(token * q_row),
                  p.q.begin() + static_cast<std::ptrdiff_t>((token + 1) * q_row));
     one.mask.assign(p.mask.begin() + token * p.s.n_kv, p.mask.begin() + (token + 1) * p.s.n_kv);
+    if (!p.slopes.empty()) {
+        one.token_positions = {p.token_positions[token]};
+    }
     return one;
 }
 
@@ -32,6 +35,9 @@ attention_problem without_gaps(const attention_problem & p) {
         if (p.mask[c] == 0) {
             memcpy(&dense.k.raw[dense.s.n_kv * p.k.stride], &p.k.raw[c * p.k.stride], p.k.stride);
             memcpy(&dense.v.raw[dense.s.n_kv * p.v.stride], &p.v.raw[c * p.v.stride], p.v.stride);
+            if (!p.slopes.empty()) {
+                dense.cell_positions[dense.s.n_kv] = p.cell_positions[c];
+            }
             ++dense.s.n_kv;
         }
     }
@@ -78,6 +84,9 @@ TEST_CASE("what a token gets is the same to the bit alone and among others, and 
                     continue;
                 }
                 attention_problem p(s, type, share, random);
+                if (share == 0.7) {
+                    p.lower_by_distance();
+                }
                 for (float & x : p.q) {
                     x *= 5; // so that maxima grow on the way
                 }

@@ -84,7 +84,6 @@ def require_attention(ctx: Context) -> None:
     """Raises UnsupportedError where it isn't known what tokens attend to."""
     if any(part.attention in ("flash", "plain") for part in ctx.devices):
         raise UnsupportedError(
-            'what tokens attend to is known where the CPU computes attention, with flash_attn="auto", and '
-            "not for models that tell distances by the positions of cells (ALiBi). Forget by another policy, "
-            "and compress no prefixes"
+            'what tokens attend to is known where the CPU computes attention, with flash_attn="auto". '
+            "Forget by another policy, and compress no prefixes"
         )

@@ -57,7 +57,7 @@ uint32_t list_seen(const uint16_t * mask, uint32_t begin, uint32_t n, uint32_t *
         } else if (sees == sight::some) {
             for (uint32_t i = c; i < end; ++i) {
                 seen[n_seen] = i;
-                n_seen += mask[i] == 0;
+                n_seen += mask[i] != HIDDEN;
             }
         }
     }
@@ -116,6 +116,7 @@ struct seen_cells {
     uint32_t at[CHUNK + CELLS];
     uint32_t n;
     uint32_t n_before; // cells of the range that the token has seen
+    int32_t position;  // of the token, where the job has slopes
 
     uint32_t end() const { return at[n - 1] + 1; } // behind the last one, of which there is one
     void pad() {
@@ -184,6 +185,14 @@ void cap_scores(float * scores, uint32_t n, float soft_cap) {
     const uint32_t end = fill_up(scores, n, 0.0f);
     for (uint32_t i = 0; i < end; i += LANES) {
         store(scores + i, tanh_of(load(scores + i)) * soft_cap);
+    }
+}
+
+// ALiBi. Not inlined, so that the code around it stays as fast for models without it.
+[[gnu::noinline]] void lower_by_distance(float * scores, const seen_cells & seen, const int32_t * positions, float slope) {
+    for (uint32_t i = 0; i < seen.n; ++i) {
+        const int32_t distance = positions[seen.at[i]] - seen.position;
+        scores[i] -= slope * static_cast<float>(distance < 0 ? -distance : distance);
     }
 }
 
@@ -260,10 +269,10 @@ void score(const float * q, const widths & w, const keys<T> & k, const seen_cell
     }
 }
 
-// NQ queries: query heads of one token, or of tokens beside each other. seen: of each query's token; the first n_common are the same.
+// NQ queries: query heads of one token, or of tokens beside each other. first: of them, by tokens, then by heads. seen: of each query's token; the first n_common are the same.
 // What a query gets doesn't depend on the others: each of its sums has the same terms in the same order.
 template <uint32_t NQ, class T>
-void attend_queries(const attend_job & job, const float * q, float * sum, const keys<T> & k, rows<T> v,
+void attend_queries(const attend_job & job, uint32_t first, const float * q, float * sum, const keys<T> & k, rows<T> v,
                     const seen_cells * const (&seen)[NQ], uint32_t n_common) {
     const widths w(job);
     float floats[NQ * SCORES];
@@ -273,6 +282,9 @@ void attend_queries(const attend_job & job, const float * q, float * sum, const 
         float * own = weights + h * SCORES;
         if (job.soft_cap != 0.0f) {
             cap_scores(own, seen[h]->n, job.soft_cap);
+        }
+        if (job.slopes) {
+            lower_by_distance(own, *seen[h], job.cell_positions, job.slopes[(first + h) % (job.n_head / job.n_head_kv)]);
         }
         if (job.shares) {
             share_out(own, *seen[h], sum + h * w.partial(), w, job);
@@ -310,7 +322,8 @@ template <class T> struct token_run {
         for (uint32_t h = 0; h < NQ; ++h) {
             of_each[h] = seen + (begin + h) / group;
         }
-        attend_queries<NQ>(job, q + size_t{begin} * w.padded_k, sum + size_t{begin} * w.partial(), k, v, of_each, n_common);
+        attend_queries<NQ>(job, begin, q + size_t{begin} * w.padded_k, sum + size_t{begin} * w.partial(), k, v, of_each,
+                           n_common);
     }
     void all() const {
         const uint32_t n = n_tokens * (job.n_head / job.n_head_kv);

@@ -58,11 +58,14 @@ struct attend_job {
     attend_rows old_v;
     uint32_t n_fresh;
     const uint32_t * order; // (n_kv): which cell each column of the mask is; nullptr: as they lie
-    const uint16_t * mask;  // (n_kv, n_tokens): 0 where a token sees a cell, else -infinity
+    const uint16_t * mask;  // (n_kv, n_tokens): -infinity where a token doesn't see a cell
     const float * sinks;    // (n_head): one more score for each head, of a cell whose V is 0; nullptr for none
     float * out;            // (head_dim_v, n_head, n_tokens)
     float scale;
-    float soft_cap; // scaled scores become soft_cap * tanh(score / soft_cap); 0: none
+    const float * slopes; // (n_head), ALiBi: what scores lose for each position between a token and a cell; nullptr: nothing
+    const int32_t * cell_positions;  // (n_kv), by columns; this and the next one beside slopes alone
+    const int32_t * token_positions; // (n_tokens)
+    float soft_cap;                  // scaled scores become soft_cap * tanh(score / soft_cap); 0: none
     uint32_t head_dim_k;
     uint32_t head_dim_v;
     uint32_t n_head;

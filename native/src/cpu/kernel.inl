@@ -12,7 +12,8 @@ constexpr uint32_t CHUNK = ATTEND_CHUNK;
 constexpr uint32_t CELLS = 4;                       // K rows per step
 constexpr uint32_t HEADS = LANES >= 8 ? 4 : 2;      // query heads per step of K, as the registers allow
 constexpr uint32_t V_VECTORS = LANES == 16 ? 4 : 2; // of a V row per pass
-constexpr uint64_t ALL_HIDDEN = 0xfc00fc00fc00fc00; // four times -infinity
+constexpr uint16_t HIDDEN = 0xfc00;                 // -infinity
+constexpr uint64_t ALL_HIDDEN = 0xfc00fc00fc00fc00;
 constexpr float LOWEST = -__builtin_inff();
 
 #include "cpu/vectors.inl"
@@ -55,7 +56,7 @@ cell_range range_in_chunk(const attend_job & job, uint32_t token, uint32_t range
 uint32_t list_wanted(const attend_job & job, const attend_unit & unit, uint32_t first, uint32_t n, uint32_t * wanted) {
     uint16_t all[CHUNK];
     for (uint16_t & each : all) {
-        each = static_cast<uint16_t>(ALL_HIDDEN);
+        each = HIDDEN;
     }
     for (uint32_t t = unit.token_begin; t < unit.token_end; ++t) {
         const uint16_t * mask = job.mask + size_t{t} * job.n_kv + first;
@@ -182,6 +183,7 @@ void attend_rotated(const attend_job & job, const attend_unit & unit, uint32_t t
                     seen_cells & seen, rows<T> k, rows<T> v, float * sum, unit_queries & queries) {
     seen_cells alike;
     alike.n_before = seen.n_before;
+    alike.position = seen.position;
     while (seen.n > 0) {
         const uint32_t rotation = rotations[seen.at[0]];
         const uint32_t n_left = take_alike(rotations, seen.at, seen.n, alike.at);
@@ -232,6 +234,7 @@ void attend_chunk(const attend_job & job, const attend_unit & unit, uint32_t fir
         const cell_range own = range_in_chunk(job, t, unit.range, first, n);
         seen[i].n = list_seen(job.mask + size_t{t} * job.n_kv + first, own.begin, own.end, seen[i].at);
         seen[i].n_before = queries.n_seen[i];
+        seen[i].position = job.slopes ? job.token_positions[t] : 0;
         queries.n_seen[i] += seen[i].n;
         if (seen[i].n == 0) {
             compute_run(t);
@@ -323,7 +326,8 @@ struct unit_scratch {
 // One of a unit's ranges. partial: its result; untouched where shares are asked for
 void run_range(const attend_job & whole, const attend_unit & unit, float * partial, unit_queries & queries,
                const unit_scratch & scratch) {
-    attend_job job = whole; // whose shares are a chunk's
+    attend_job job = whole; // whose shares and positions are a chunk's, and slopes those of the unit's heads
+    job.slopes += job.slopes ? unit.head_kv * (job.n_head / job.n_head_kv) : 0;
     const widths w(job);
     each_head(job, unit, [&](uint32_t, uint32_t, uint32_t place) {
         if (!job.shares) {
@@ -339,6 +343,7 @@ void run_range(const attend_job & whole, const attend_unit & unit, float * parti
         const chunk_cells cells(job, first);
         const chunk_rotations rotations(job, cells);
         job.shares = whole.shares ? whole.shares + first : nullptr;
+        job.cell_positions = whole.slopes ? whole.cell_positions + first : nullptr;
 #if LANES > 4
         if (is_in_place(job, cells)) {
             attend_chunk<uint16_t>(job, unit, first, cells.n, rotations.of_cell, in_place(job.k, unit.head_kv, cells.first),

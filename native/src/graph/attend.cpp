@@ -1,6 +1,7 @@
 #include "graph/attend.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "device.h"
 #include "error.h"
@@ -71,6 +72,25 @@ attend_workspace::attend_workspace(const std::vector<layer_spec> & layers, uint3
     }
     scratch_ = static_cast<float *>(ggml_backend_buffer_get_base(buffer_.get()));
     partial_ = scratch_ + threads_floats;
+}
+
+// As ggml has them: a geometric sequence, and where the number of heads is no power of two, one of twice as many heads behind it.
+std::vector<float> attend_op::slopes_of(const layer_spec & layer) {
+    if (layer.max_bias == 0.0f) {
+        return {};
+    }
+    uint32_t power = 1;
+    while (2 * power <= layer.n_head) {
+        power *= 2;
+    }
+    const float first = std::pow(2.0f, -layer.max_bias / static_cast<float>(power));
+    const float behind = std::pow(2.0f, -layer.max_bias / 2.0f / static_cast<float>(power));
+    std::vector<float> slopes;
+    for (uint32_t h = 0; h < layer.n_head; ++h) {
+        slopes.push_back(h < power ? std::pow(first, static_cast<float>(h + 1))
+                                   : std::pow(behind, static_cast<float>(2 * (h - power) + 1)));
+    }
+    return slopes;
 }
 
 ggml_tensor * attend_op::node(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * mask,
@@ -189,6 +209,9 @@ attend_job attend_op::job_of(const ggml_tensor * dst) const {
     job.out = static_cast<float *>(dst->data);
     job.scale = scale_;
     job.soft_cap = soft_cap_;
+    job.slopes = slopes_.empty() ? nullptr : slopes_.data();
+    job.cell_positions = attended_.cell_positions.data();
+    job.token_positions = attended_.token_positions.data();
     job.head_dim_k = static_cast<uint32_t>(q->ne[0]);
     job.head_dim_v = static_cast<uint32_t>(dst->ne[0]);
     job.n_head = static_cast<uint32_t>(q->ne[1]);

@@ -60,10 +60,10 @@ public:
               const old_rows & old = {})
         : attended_(attended), old_(old), workspace_(workspace),
           kernel_(kernels_for_heads(layer.head_dim_k, layer.head_dim_v).attend), scale_(layer.scale), soft_cap_(layer.soft_cap),
-          n_head_kv_(layer.n_head_kv) {}
+          slopes_(slopes_of(layer)), n_head_kv_(layer.n_head_kv) {}
 
     // q: F32 (head_dim_k, n_head, n_tokens); k, v: (their head_dim, n_head_kv, n_kv); mask: F16 (n_kv, n_tokens), of which the first
-    // span.n * n_tokens are (span.n, n_tokens), 0 or -infinity, its columns in the order that attended_cells has; sinks: F32 (n_head), or nullptr.
+    // span.n * n_tokens are (span.n, n_tokens), -infinity where a token doesn't see a cell, its columns in the order that attended_cells has; sinks: F32 (n_head), or nullptr.
     // Returns (head_dim_v, n_head, n_tokens).
     // preconditions: tensors in host memory, run by the CPU's backend with at most max_threads
     ggml_tensor * node(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * mask,
@@ -77,6 +77,7 @@ public:
     void observe(uint32_t from, uint32_t n_tokens, observed_attention * to, size_t place);
 
 private:
+    static std::vector<float> slopes_of(const layer_spec & layer);
     static void compute(ggml_tensor * dst, int ith, int nth, void * op);
     attend_job job_of(const ggml_tensor * dst) const;
     uint32_t block() const;
@@ -94,6 +95,7 @@ private:
     const attend_kernel & kernel_;
     float scale_;
     float soft_cap_;
+    std::vector<float> slopes_; // of ALiBi, (n_head); empty: none
     uint32_t n_head_kv_;
     uint32_t observed_from_ = 0;
     observed_attention * observed_ = nullptr;

@@ -21,7 +21,7 @@ static attention_kind choose(int32_t wanted, ggml_backend_dev_t device, const la
         }
         return attention_kind::flash;
     }
-    if (is_cpu(device) && layer.max_bias == 0.0f) {
+    if (is_cpu(device)) {
         return attention_kind::attend;
     }
     // a remote device can't be asked, and would end its server; every backend has what the plain one is made of
@@ -155,7 +155,7 @@ void decoder::choose_attentions(int32_t flash_attn, int max_threads) {
             workspace_ = std::make_unique<attend_workspace>(all, cache_.max_rows(), max_threads);
         }
         if (kind != attention_kind::attend) {
-            cache_.require_one_type("attention by ggml, which a device, flash_attn and biases of distance (ALiBi) want");
+            cache_.require_one_type("attention by ggml, which a device and flash_attn want");
         }
         const kv_group & group = cache_.groups()[layer.group];
         const old_rows old = {group.old_k(layer.kv_from), group.old_v(layer.kv_from), group.n_fresh()};

@@ -6,6 +6,7 @@ namespace kvg {
 
 namespace {
 
+constexpr uint16_t HIDDEN = 0xfc00; // -infinity in F16
 constexpr uint32_t LOOKED_AT = 128; // cells at once; no range is shorter
 
 // How many seen cells come before the next range's. From 16 of the shortest on, ranges behind 2^n times as many are 2^n times as long.
@@ -20,7 +21,7 @@ uint32_t end_of_range(uint32_t begin, uint32_t shortest) {
 uint32_t count_seen(const uint16_t * mask, uint32_t n) {
     uint32_t n_seen = 0;
     for (uint32_t i = 0; i < n; ++i) {
-        n_seen += mask[i] == 0;
+        n_seen += mask[i] != HIDDEN;
     }
     return n_seen;
 }
@@ -28,8 +29,8 @@ uint32_t count_seen(const uint16_t * mask, uint32_t n) {
 // The place of the seen cell before which there are n others.
 uint32_t place_of(const uint16_t * mask, uint32_t n) {
     uint32_t i = 0;
-    for (; n > 0 || mask[i] != 0; ++i) {
-        n -= mask[i] == 0;
+    for (; n > 0 || mask[i] == HIDDEN; ++i) {
+        n -= mask[i] != HIDDEN;
     }
     return i;
 }

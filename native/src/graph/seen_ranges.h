@@ -17,7 +17,7 @@ public:
 
     explicit seen_ranges(uint32_t shortest) : shortest_(shortest) {}
 
-    // mask: (n_kv, n_tokens), 0 where a token sees a cell
+    // mask: F16 (n_kv, n_tokens), -infinity where a token doesn't see a cell
     void find(const uint16_t * mask, uint32_t n_tokens, uint32_t n_kv);
     // of the token that has most of them
     uint32_t n() const { return n_; }

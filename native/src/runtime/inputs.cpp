@@ -91,6 +91,17 @@ void graph_inputs::set_previous(decode_graph & graph, const last_states & last, 
     ggml_backend_tensor_set(graph.hidden, states_.data(), 0, states_.size() * sizeof(float));
 }
 
+void graph_inputs::set_positions(const cells & cells, const batch & batch, const micro_batch & ubatch, const cell_span & span,
+                                 attended_cells & attended) {
+    attended.cell_positions.resize(span.n);
+    for (uint32_t i = 0; i < span.n; ++i) {
+        const uint32_t c = span.begin + (attended.order.empty() ? i : attended.order[i]);
+        attended.cell_positions[i] = c < cells.n_kv() ? cells.pos(c) : 0;
+    }
+    const int32_t * positions = batch.positions() + ubatch.begin;
+    attended.token_positions.assign(positions, positions + ubatch.n);
+}
+
 void graph_inputs::set_mask(ggml_tensor * mask, const cells & cells, const batch & batch, const micro_batch & ubatch,
                             const cell_span & span, attended_cells & attended) {
     attended.order.clear();
@@ -103,7 +114,10 @@ void graph_inputs::set_mask(ggml_tensor * mask, const cells & cells, const batch
         }
         attended.order = rising_order(cells, seqs, span);
     }
-    mask_.write(mask, cells, batch, ubatch.begin, ubatch.n, span, attended.order);
+    mask_.write(mask, cells, batch, ubatch.begin, ubatch.n, span, attended.order, tells_distance_ && !attended.goes_by_order);
+    if (attended.has_own && tells_distance_) {
+        set_positions(cells, batch, ubatch, span, attended);
+    }
     if (attended.has_own) {
         attended.ranges.find(static_cast<const uint16_t *>(mask->data), ubatch.n, span.n);
     }

@@ -28,9 +28,9 @@ cell_span attended_span(const cells & cells, const batch & batch, const micro_ba
 class graph_inputs {
 public:
     explicit graph_inputs(const hparams & h)
-        : temperature_(h.temperature),
-          mask_(std::any_of(h.layers.begin(), h.layers.end(), [](const layer_spec & l) { return l.max_bias > 0.0f; })) {}
-    // spans, segments: as the graph has them. reserved: the tokens' cells; nullptr where they take none. attended: its order and ranges are
+        : temperature_(h.temperature), tells_distance_(std::any_of(h.layers.begin(), h.layers.end(),
+                                                                   [](const layer_spec & l) { return l.max_bias > 0.0f; })) {}
+    // spans, segments: as the graph has them. reserved: the tokens' cells; nullptr where they take none. attended: its order, ranges and positions are
     // set
     void set(decode_graph & graph, const kv_cache & cache, const batch & batch, const micro_batch & ubatch,
              const reservation * reserved, const std::vector<cell_span> & spans, const state_segments & segments,
@@ -40,12 +40,15 @@ public:
     void set_previous(decode_graph & graph, const last_states & last, const batch & batch, const micro_batch & ubatch);
 
 private:
+    void set_positions(const cells & cells, const batch & batch, const micro_batch & ubatch, const cell_span & span,
+                       attended_cells & attended);
     void set_mask(ggml_tensor * mask, const cells & cells, const batch & batch, const micro_batch & ubatch,
                   const cell_span & span, attended_cells & attended);
     void set_states(decode_graph & graph, const state_segments & segments);
     void set_temperatures(ggml_tensor * tensor, const batch & batch, const micro_batch & ubatch);
 
     temperature_spec temperature_;
+    bool tells_distance_; // whether any layer has ALiBi
     seen_mask mask_;
     std::vector<int64_t> slot_ids_; // scratch, kept
     std::vector<float> temperatures_;

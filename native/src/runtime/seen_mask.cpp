@@ -76,7 +76,7 @@ void seen_mask::write_distances(ggml_fp16_t * row, const cells & cells, int32_t 
 }
 
 void seen_mask::write(ggml_tensor * tensor, const cells & cells, const batch & batch, uint32_t begin, uint32_t n,
-                      const cell_span & span, const cell_order & order) {
+                      const cell_span & span, const cell_order & order, bool tells_distance) {
     // the scheduler keeps inputs with its last backend, the CPU
     if (!ggml_backend_buffer_is_host(tensor->buffer)) {
         fail(KVG_INTERNAL, "the mask is not in host memory");
@@ -88,7 +88,7 @@ void seen_mask::write(ggml_tensor * tensor, const cells & cells, const batch & b
             ++n_alike;
         }
         write_rows(mask + static_cast<size_t>(i) * span.n, cells, batch, begin + i, n_alike, span, order);
-        for (uint32_t k = i; tells_distance_ && k < i + n_alike; ++k) {
+        for (uint32_t k = i; tells_distance && k < i + n_alike; ++k) {
             write_distances(mask + static_cast<size_t>(k) * span.n, cells, batch.positions()[begin + k], span);
         }
         i += n_alike;

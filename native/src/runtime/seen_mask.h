@@ -12,12 +12,10 @@ namespace kvg {
 
 class seen_mask {
 public:
-    // tells_distance: for ALiBi
-    explicit seen_mask(bool tells_distance) : tells_distance_(tells_distance) {}
-    // tensor: F16 (span.n, n) for the n tokens of the batch from begin on, its columns in this order; becomes 0 where a token sees a cell of the span, or how
-    // far away it is, negative, and -inf elsewhere. error(KVG_INTERNAL) unless it is in host memory
+    // tensor: F16 (span.n, n) for the n tokens of the batch from begin on, its columns in this order; becomes 0 where a token sees a cell of the span, or, if told,
+    // how far away it is, negative, as ggml's ALiBi wants it, and -inf elsewhere. Distances are for columns without an order. error(KVG_INTERNAL) unless it is in host memory
     void write(ggml_tensor * tensor, const cells & cells, const batch & batch, uint32_t begin, uint32_t n,
-               const cell_span & span, const cell_order & order);
+               const cell_span & span, const cell_order & order, bool tells_distance);
 
 private:
     // A cell that some tokens of a run see, and some don't.
@@ -32,7 +30,6 @@ private:
 
     void write_distances(ggml_fp16_t * row, const cells & cells, int32_t pos, const cell_span & span) const;
 
-    bool tells_distance_;
     std::vector<differing> differing_; // scratch, kept
 };
 

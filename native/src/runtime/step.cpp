@@ -91,9 +91,7 @@ int64_t step::decode(const kvg_batch & in, const kvg_output * output) {
         check_output(batch, *output);
     }
     if (in.n_observed > 0 && !decoder_.can_observe()) {
-        fail(KVG_UNSUPPORTED,
-             "what tokens attend to is known where the CPU computes attention, with flash_attn=\"auto\", and not "
-             "for biases of distance (ALiBi)");
+        fail(KVG_UNSUPPORTED, "what tokens attend to is known where the CPU computes attention, with flash_attn=\"auto\"");
     }
     upkeep_.before_decode(batch.n_tokens());
     upkeep_.tell_waiting(decoder_);

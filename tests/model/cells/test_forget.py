@@ -177,17 +177,23 @@ def test_second_readings_that_fail(ctx: kvg.Context, delta_net: kvg.Model) -> No
 
 
 @pytest.mark.parametrize("policy", [name for name, each in POLICIES.items() if each.reads])
-def test_attention_that_nobody_knows(architecture: Callable[[ArchSpec], Path], policy: str) -> None:
-    """The CPU computes it, and flash_attn is "auto": it is said what else stands in the way."""
+def test_attention_that_nobody_knows(small: kvg.Model, policy: str) -> None:
+    with open_context(small, **{**OPTIONS, "flash_attn": "on"}) as ctx:
+        text = text_of(ctx)
+        with pytest.raises(kvg.UnsupportedError, match=r"the CPU computes attention.*another policy"):
+            text.forget(10, policy)
+        assert positions(ctx) == list(range(N))
+        assert text.forget(10, "keydiff").n_cells == 10
+
+
+@pytest.mark.parametrize("policy", [name for name, each in POLICIES.items() if each.reads])
+def test_cells_of_a_model_that_tells_distances(architecture: Callable[[ArchSpec], Path], policy: str) -> None:
+    """ALiBi: what its tokens attend to is known."""
     with (
         kvg.Model(architecture(ArchSpec("bloom")), device="cpu") as model,
         open_context(model, **OPTIONS) as ctx,
     ):
-        text = text_of(ctx, ids_of(model, N, 1))
-        with pytest.raises(kvg.UnsupportedError, match=r"ALiBi.*another policy"):
-            text.forget(10, policy)
-        assert positions(ctx) == list(range(N))
-        assert text.forget(10, "keydiff").n_cells == 10
+        assert text_of(ctx, ids_of(model, N, 1)).forget(10, policy).n_cells == 10
 
 
 def test_what_no_text_can_do_is_said_at_once(small: kvg.Model, delta_net: kvg.Model) -> None:

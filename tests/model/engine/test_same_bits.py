@@ -24,6 +24,7 @@ SPECS = [  # not F32, whose products are ggml's
     ArchSpec("llama", 2, 64, 4, 2, 32, 32, weights=WeightType.Q8_0),
     ArchSpec("gemma3", 3, 64, 2, 1, 32, 64, window=40, weights=WeightType.F16),
     replace(SINKS, weights=WeightType.Q8_0),
+    ArchSpec("bloom", 2, 96, 3, 3, 32, 32, fused=True, weights=WeightType.Q8_0),  # ALiBi
 ]
 SAY = kvg.SamplingParams(max_tokens=24)
 
