@@ -109,7 +109,7 @@ ggml_tensor * builder::plain_product(ggml_tensor * x, ggml_tensor * weight) {
 // y, a product of x, and what adapters add to it. ids: the experts of each token; nullptr: there are none
 ggml_tensor * builder::adapted(ggml_tensor * y, ggml_tensor * x, const ggml_tensor * weight, ggml_tensor * ids) {
     const auto times = [&](ggml_tensor * narrow, ggml_tensor * in) {
-        return ids ? ggml_mul_mat_id(ctx(), narrow, in, ids) : ggml_mul_mat(ctx(), narrow, in);
+        return ids ? ggml_mul_mat_id(ctx(), narrow, in, ids) : plain_product(in, narrow);
     };
     for (const active_adapter & active : adapters_) {
         if (const low_rank * pair = active.adapter->of_weight(weight)) {
@@ -182,7 +182,7 @@ ggml_tensor * builder::embeddings(ggml_tensor * weight, ggml_tensor * tokens) {
     ggml_tensor * y = ggml_get_rows(ctx(), weight, tokens);
     for (const active_adapter & active : adapters_) {
         if (const low_rank * pair = active.adapter->of_embedding()) {
-            ggml_tensor * more = ggml_mul_mat(ctx(), pair->b, ggml_get_rows(ctx(), pair->a, tokens));
+            ggml_tensor * more = plain_product(ggml_get_rows(ctx(), pair->a, tokens), pair->b);
             y = ggml_add(ctx(), y, ggml_scale(ctx(), more, active.scale * pair->scale));
         }
     }

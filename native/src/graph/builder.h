@@ -38,6 +38,8 @@ public:
     ggml_tensor * input(const char * name, ggml_type type, int64_t ne0, int64_t ne1, int64_t ne2 = 1);
     // weight * x; both are matrices. The product is called as the weight is, without ".weight".
     ggml_tensor * product(ggml_tensor * x, ggml_tensor * weight) { return linear(x, weight, nullptr, nullptr); }
+    // Each of x's matrices times one of the weight's: (n_out, n_rows, n). x (n_in, n_rows, n), weight (n_in, n_out, n)
+    ggml_tensor * product_of_each(ggml_tensor * x, ggml_tensor * weight) { return called_as(plain_product(x, weight), weight); }
     // From now on these weights' products with x are computed together where kernels of ours can: their threads wait for each other once.
     // weights: to be multiplied with x; any may be nullptr
     void together(ggml_tensor * x, std::initializer_list<ggml_tensor *> weights);

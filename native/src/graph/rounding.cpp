@@ -17,10 +17,10 @@ namespace {
 constexpr uint32_t PIECE = 1024; // numbers at a time, which stay in L1
 static_assert(PIECE % LARGEST_BLOCK == 0);
 
-// Calls round(row, to) for each row.
+// Calls round(row, to) for each row, of all matrices.
 template <class F> void each_row(ggml_tensor * dst, int ith, int nth, F round) {
     const auto n = static_cast<uint32_t>(dst->src[0]->ne[0]);
-    share_out(static_cast<uint32_t>(dst->ne[1]), 1, PASSED_AT_ONCE / n, ith, nth, [&](uint32_t begin, uint32_t end) {
+    share_out(static_cast<uint32_t>(ggml_nrows(dst)), 1, PASSED_AT_ONCE / n, ith, nth, [&](uint32_t begin, uint32_t end) {
         for (uint32_t r = begin; r < end; ++r) {
             round(r, row_of<uint8_t>(dst, r));
         }
@@ -40,7 +40,9 @@ template <class F> void round_pieces(const row_form & form, uint8_t * row, uint3
 void run_round(ggml_tensor * dst, int ith, int nth, void * form) {
     const ggml_tensor * x = dst->src[0];
     each_row(dst, ith, nth, [&](uint32_t r, uint8_t * to) {
-        static_cast<const row_form *>(form)->round(row_of<const float>(x, r), to, static_cast<uint32_t>(x->ne[0]));
+        const auto n_rows = static_cast<uint32_t>(x->ne[1]);
+        static_cast<const row_form *>(form)->round(row_of<const float>(x, r % n_rows, r / n_rows), to,
+                                                   static_cast<uint32_t>(x->ne[0]));
     });
 }
 
@@ -99,10 +101,10 @@ ggml_tensor * rounded(ggml_context * ctx, ggml_tensor * x, const row_form & form
     const auto n_bytes = static_cast<int64_t>(form.bytes(static_cast<uint32_t>(x->ne[0])));
     const auto custom = [&](ggml_tensor * first, ggml_tensor * second, ggml_custom_op_t run) {
         ggml_tensor * args[] = {first, second};
-        return ggml_custom_4d(ctx, GGML_TYPE_I8, n_bytes, x->ne[1], 1, 1, args, second ? 2 : 1, run, GGML_N_TASKS_MAX,
+        return ggml_custom_4d(ctx, GGML_TYPE_I8, n_bytes, x->ne[1], x->ne[2], 1, args, second ? 2 : 1, run, GGML_N_TASKS_MAX,
                               const_cast<row_form *>(&form));
     };
-    if (is_rms_norm(x) && !is_output(x)) {
+    if (is_rms_norm(x) && ggml_is_matrix(x) && !is_output(x)) {
         ggml_tensor * node = custom(x->src[0], x->src[1], run_norm);
         set_own_word(node, eps_of(x));
         return node;

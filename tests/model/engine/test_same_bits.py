@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import where
+from support.adapters import write_adapter
 from support.architectures import ArchSpec
 from support.kinds import SINKS
 from support.models import WeightType
@@ -25,6 +26,10 @@ SPECS = [  # not F32, whose products are ggml's
     ArchSpec("gemma3", 3, 64, 2, 1, 32, 64, window=40, weights=WeightType.F16),
     replace(SINKS, weights=WeightType.Q8_0),
     ArchSpec("bloom", 2, 96, 3, 3, 32, 32, fused=True, weights=WeightType.Q8_0),  # ALiBi
+    ArchSpec("gemma3n", 5, window=24, period=5, weights=WeightType.F16),
+    ArchSpec(
+        "deepseek2", 2, n_head_kv=1, n_expert=8, n_ff_shared=96, rank=48, q_rank=40, weights=WeightType.F16
+    ),  # products of each head
 ]
 SAY = kvg.SamplingParams(max_tokens=24)
 
@@ -83,3 +88,24 @@ def test_alone_and_together(
             alone = engine.submit(prompt, SAY)
             assert alone.result().tokens == each.tokens
         assert np.array_equal(np.stack(rows[alone]), np.stack(rows[request]))
+
+
+def test_adapters(architecture: Callable[[ArchSpec], Path], rows: SpokenRows, tmp_path: Path) -> None:
+    if where.device != "cpu":
+        pytest.skip("products are the device's own")
+    path = architecture(SPECS[0])
+    file = write_adapter(tmp_path / "a.gguf", path, frame=["token_embd.weight"], rank=8, kind=WeightType.F16)
+    with kvg.Model(path, device="cpu") as model, model.load_adapter(file) as adapter:
+        prompts = [prompt[:200] for prompt in prompts_of(model)[:6]]
+        with kvg.Engine(
+            model, n_ctx=2048, n_seq_max=6, adapters=[(adapter, 1.0)], background=False
+        ) as engine:
+            requests = [engine.submit(prompt, SAY) for prompt in prompts]
+            said = [request.result().tokens for request in requests]
+        for prompt, request, tokens in zip(prompts, requests, said, strict=True):
+            with kvg.Engine(
+                model, n_ctx=512, n_seq_max=1, adapters=[(adapter, 1.0)], background=False
+            ) as engine:
+                alone = engine.submit(prompt, SAY)
+                assert alone.result().tokens == tokens
+            assert np.array_equal(np.stack(rows[alone]), np.stack(rows[request]))

@@ -13,7 +13,7 @@ ggml_tensor * length(builder & b, ggml_tensor * x) { return ggml_sqrt(b.ctx(), g
 // Each of x's matrices times a matrix of its own, and every column as long as `like`. x (n_embd, n_tokens, n), matrices (n_embd, n_embd, n),
 // like (n_embd, n_tokens)
 ggml_tensor * turned(builder & b, ggml_tensor * x, ggml_tensor * matrices, ggml_tensor * like) {
-    ggml_tensor * y = ggml_mul_mat(b.ctx(), matrices, x);
+    ggml_tensor * y = b.product_of_each(x, matrices);
     return ggml_div(b.ctx(), ggml_mul(b.ctx(), y, length(b, like)), length(b, y));
 }
 

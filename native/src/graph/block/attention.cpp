@@ -91,8 +91,8 @@ ggml_tensor * attention_block::latent_q(builder & b, ggml_tensor * q) const {
     const auto part = [&](int64_t begin, int64_t n) {
         return ggml_view_3d(b.ctx(), q, n, q->ne[1], q->ne[2], q->nb[1], q->nb[2], static_cast<size_t>(begin) * sizeof(float));
     };
-    ggml_tensor * plain = ggml_permute(b.ctx(), part(0, n_plain), 0, 2, 1, 3);            // (n_plain, n_tokens, n_head)
-    ggml_tensor * met = ggml_mul_mat(b.ctx(), of.layers()[layer][role::latent_k], plain); // (rank, n_tokens, n_head)
+    ggml_tensor * plain = ggml_permute(b.ctx(), part(0, n_plain), 0, 2, 1, 3);        // (n_plain, n_tokens, n_head)
+    ggml_tensor * met = b.product_of_each(plain, of.layers()[layer][role::latent_k]); // (rank, n_tokens, n_head)
     return ggml_concat(b.ctx(), ggml_permute(b.ctx(), met, 0, 2, 1, 3), part(n_plain, latent.n_behind), 0);
 }
 
@@ -101,8 +101,8 @@ ggml_tensor * attention_block::out_of_latents(builder & b, ggml_tensor * heads) 
     const layer_spec & spec = of.hparams().layers[layer];
     const int64_t n = heads->ne[1];
     ggml_tensor * gathered = ggml_reshape_3d(b.ctx(), heads, spec.head_dim_v, spec.n_head, n);
-    gathered = ggml_permute(b.ctx(), gathered, 0, 2, 1, 3);                                // (rank, n_tokens, n_head)
-    ggml_tensor * v = ggml_mul_mat(b.ctx(), of.layers()[layer][role::latent_v], gathered); // (head_dim_out, n_tokens, n_head)
+    gathered = ggml_permute(b.ctx(), gathered, 0, 2, 1, 3);                            // (rank, n_tokens, n_head)
+    ggml_tensor * v = b.product_of_each(gathered, of.layers()[layer][role::latent_v]); // (head_dim_out, n_tokens, n_head)
     return ggml_cont_2d(b.ctx(), ggml_permute(b.ctx(), v, 0, 2, 1, 3), spec.out_width(), n);
 }
 
