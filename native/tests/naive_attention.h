@@ -103,7 +103,8 @@ struct attention_problem {
     size_t out_floats() const { return size_t{s.n_tokens} * s.n_head * s.head_dim_v; }
 };
 
-// One query head: adds up softmax(cap(scale * q.k) - slope * distance) . v over the cells that are seen. shares: (n_kv), to which the softmax is added
+// One query head: adds up softmax(cap(scale * q.k) - slope * distance) . v over the cells that are seen. shares: (n_kv), to which the softmax
+// is added
 inline void naive_head(const attention_problem & p, uint32_t token, uint32_t head, double * out, double * shares = nullptr) {
     const attention_sizes & s = p.s;
     const uint32_t head_kv = head / (s.n_head / s.n_head_kv);

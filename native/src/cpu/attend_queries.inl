@@ -269,7 +269,8 @@ void score(const float * q, const widths & w, const keys<T> & k, const seen_cell
     }
 }
 
-// NQ queries: query heads of one token, or of tokens beside each other. first: of them, by tokens, then by heads. seen: of each query's token; the first n_common are the same.
+// NQ queries: query heads of one token, or of tokens beside each other. first: place of the first one in the run, whose queries are ordered by
+// tokens, then by heads. seen: of each query's token; the first n_common are the same.
 // What a query gets doesn't depend on the others: each of its sums has the same terms in the same order.
 template <uint32_t NQ, class T>
 void attend_queries(const attend_job & job, uint32_t first, const float * q, float * sum, const keys<T> & k, rows<T> v,

@@ -63,7 +63,8 @@ public:
           slopes_(slopes_of(layer)), n_head_kv_(layer.n_head_kv) {}
 
     // q: F32 (head_dim_k, n_head, n_tokens); k, v: (their head_dim, n_head_kv, n_kv); mask: F16 (n_kv, n_tokens), of which the first
-    // span.n * n_tokens are (span.n, n_tokens), -infinity where a token doesn't see a cell, its columns in the order that attended_cells has; sinks: F32 (n_head), or nullptr.
+    // span.n * n_tokens are (span.n, n_tokens), -infinity where a token doesn't see a cell, its columns in the order that attended_cells
+    // has; sinks: F32 (n_head), or nullptr.
     // Returns (head_dim_v, n_head, n_tokens).
     // preconditions: tensors in host memory, run by the CPU's backend with at most max_threads
     ggml_tensor * node(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * mask,

@@ -27,7 +27,8 @@ struct layer_attention {
 };
 
 // q: (head_dim_k, n_head, n_tokens); k, v: (their head_dim, n_head_kv, n_kv), views of the cache; mask: F16 (n_kv, n_tokens), 0 or
-// -inf, with ggml's ALiBi how far away the token is, negative, or -inf; sinks: F32 (n_head), a score for each head that takes its share of the weights and has no V, or nullptr.
+// -inf, with ggml's ALiBi how far away the token is, negative, or -inf; sinks: F32 (n_head), a score for each head that takes its share of
+// the weights and has no V, or nullptr.
 // Returns (n_head * head_dim_v, n_tokens).
 ggml_tensor * attention(ggml_context * ctx, const layer_attention & how, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v,
                         ggml_tensor * mask, ggml_tensor * sinks);

@@ -30,8 +30,8 @@ public:
     explicit graph_inputs(const hparams & h)
         : temperature_(h.temperature), tells_distance_(std::any_of(h.layers.begin(), h.layers.end(),
                                                                    [](const layer_spec & l) { return l.max_bias > 0.0f; })) {}
-    // spans, segments: as the graph has them. reserved: the tokens' cells; nullptr where they take none. attended: its order, ranges and positions are
-    // set
+    // spans, segments: as the graph has them. reserved: the tokens' cells; nullptr where they take none. attended: its order,
+    // ranges and positions are set
     void set(decode_graph & graph, const kv_cache & cache, const batch & batch, const micro_batch & ubatch,
              const reservation * reserved, const std::vector<cell_span> & spans, const state_segments & segments,
              std::vector<attended_cells> & attended);

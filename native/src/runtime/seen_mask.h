@@ -12,8 +12,9 @@ namespace kvg {
 
 class seen_mask {
 public:
-    // tensor: F16 (span.n, n) for the n tokens of the batch from begin on, its columns in this order; becomes 0 where a token sees a cell of the span, or, if told,
-    // how far away it is, negative, as ggml's ALiBi wants it, and -inf elsewhere. Distances are for columns without an order. error(KVG_INTERNAL) unless it is in host memory
+    // tensor: F16 (span.n, n) for the n tokens of the batch from begin on, its columns in this order. It becomes -inf where a token doesn't see
+    // a cell of the span, and elsewhere 0, or with tells_distance how far away the cell is, negative, as ggml's ALiBi wants it.
+    // precondition: tells_distance is for columns without an order. error(KVG_INTERNAL) unless the tensor is in host memory
     void write(ggml_tensor * tensor, const cells & cells, const batch & batch, uint32_t begin, uint32_t n,
                const cell_span & span, const cell_order & order, bool tells_distance);
 
