@@ -167,8 +167,7 @@ def plot(source: Path, target: Path) -> None:
         ratios.barh(places + offset, np.divide(ours, theirs), 0.4, color=color, label=label)
     ratios.axvline(1.0, color="black", linewidth=1)
     ratios.set_xlabel("tokens a second: pykvgraph / libllama")
-    above: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 2}
-    ratios.legend(**above)
+    ratios.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     shares.barh(places, [run["share"] for run in runs], 0.6, color="#228833")
     shares.axvline(1.0, color="black", linewidth=1)
     shares.set_xlabel("weights read while decoding / what memory gives")

@@ -13,7 +13,7 @@ constexpr uint32_t CELLS = 4;                       // K rows per step
 constexpr uint32_t HEADS = LANES >= 8 ? 4 : 2;      // query heads per step of K, as the registers allow
 constexpr uint32_t V_VECTORS = LANES == 16 ? 4 : 2; // of a V row per pass
 constexpr uint16_t HIDDEN = 0xfc00;                 // -infinity
-constexpr uint64_t ALL_HIDDEN = 0xfc00fc00fc00fc00;
+constexpr uint64_t ALL_HIDDEN = 0xfc00fc00fc00fc00; // four of them
 constexpr float LOWEST = -__builtin_inff();
 
 #include "cpu/vectors.inl"

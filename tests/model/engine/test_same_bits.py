@@ -63,6 +63,17 @@ def prompts_of(model: kvg.Model) -> list[list[int]]:
     return [*found, common + ids(1), found[3] + ids(2)]
 
 
+def check_alone(
+    model: kvg.Model, rows: SpokenRows, prompts: list[list[int]], requests: list[kvg.Request], **options: Any
+) -> None:
+    """Each prompt has the same tokens and logits in an engine of its own."""
+    for prompt, request in zip(prompts, requests, strict=True):
+        with kvg.Engine(model, n_ctx=1024, n_seq_max=1, background=False, **options) as engine:
+            alone = engine.submit(prompt, SAY)
+            assert alone.result().tokens == request.result().tokens
+        assert np.array_equal(np.stack(rows[alone]), np.stack(rows[request]))
+
+
 @pytest.mark.parametrize(
     ("n_ctx", "options", "at_once"),
     [
@@ -84,13 +95,10 @@ def test_alone_and_together(
             requests.append(engine.submit(prompt, SAY))
             if not at_once:
                 requests[-1].result()
-        said = [request.result() for request in requests]
+        for request in requests:
+            request.result()
         assert engine.stats().prefix_hit_tokens > 600
-    for prompt, request, each in zip(prompts, requests, said, strict=True):
-        with kvg.Engine(model, n_ctx=1024, n_seq_max=1, background=False, **types) as engine:
-            alone = engine.submit(prompt, SAY)
-            assert alone.result().tokens == each.tokens
-        assert np.array_equal(np.stack(rows[alone]), np.stack(rows[request]))
+    check_alone(model, rows, prompts, requests, **types)
 
 
 def test_adapters(architecture: Callable[[ArchSpec], Path], rows: SpokenRows, tmp_path: Path) -> None:
@@ -104,11 +112,6 @@ def test_adapters(architecture: Callable[[ArchSpec], Path], rows: SpokenRows, tm
             model, n_ctx=2048, n_seq_max=6, adapters=[(adapter, 1.0)], background=False
         ) as engine:
             requests = [engine.submit(prompt, SAY) for prompt in prompts]
-            said = [request.result().tokens for request in requests]
-        for prompt, request, tokens in zip(prompts, requests, said, strict=True):
-            with kvg.Engine(
-                model, n_ctx=512, n_seq_max=1, adapters=[(adapter, 1.0)], background=False
-            ) as engine:
-                alone = engine.submit(prompt, SAY)
-                assert alone.result().tokens == tokens
-            assert np.array_equal(np.stack(rows[alone]), np.stack(rows[request]))
+            for request in requests:
+                request.result()
+        check_alone(model, rows, prompts, requests, adapters=[(adapter, 1.0)])
