@@ -57,7 +57,7 @@ uint32_t list_seen(const uint16_t * mask, uint32_t begin, uint32_t n, uint32_t *
         } else if (sees == sight::some) {
             for (uint32_t i = c; i < end; ++i) {
                 seen[n_seen] = i;
-                n_seen += mask[i] != HIDDEN;
+                n_seen += mask[i] != ATTEND_HIDDEN;
             }
         }
     }

@@ -94,6 +94,7 @@ static constexpr uint32_t attend_padded(uint32_t head_dim) { return (head_dim + 
 static constexpr uint32_t attend_partial_floats(uint32_t head_dim_v) { return attend_padded(head_dim_v) + 32; }
 // Cells at a time, and tokens of a unit, whose rows and queries of one head stay in L1 or L2.
 constexpr uint32_t ATTEND_CHUNK = 128;
+constexpr uint16_t ATTEND_HIDDEN = 0xfc00; // -infinity in F16: a mask has it for a cell that a token doesn't see
 constexpr uint32_t ATTEND_TOKENS = 16;
 // Floats of scratch that a thread needs: queries of a unit, rows of a chunk that were converted, its K by dimensions, and a partial result.
 static constexpr uint32_t attend_scratch_floats(uint32_t head_dim_k, uint32_t head_dim_v, uint32_t group) {

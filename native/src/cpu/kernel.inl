@@ -12,8 +12,7 @@ constexpr uint32_t CHUNK = ATTEND_CHUNK;
 constexpr uint32_t CELLS = 4;                       // K rows per step
 constexpr uint32_t HEADS = LANES >= 8 ? 4 : 2;      // query heads per step of K, as the registers allow
 constexpr uint32_t V_VECTORS = LANES == 16 ? 4 : 2; // of a V row per pass
-constexpr uint16_t HIDDEN = 0xfc00;                 // -infinity
-constexpr uint64_t ALL_HIDDEN = 0xfc00fc00fc00fc00; // four of them
+constexpr uint64_t ALL_HIDDEN = 0xfc00fc00fc00fc00; // four times ATTEND_HIDDEN
 constexpr float LOWEST = -__builtin_inff();
 
 #include "cpu/vectors.inl"
@@ -56,7 +55,7 @@ cell_range range_in_chunk(const attend_job & job, uint32_t token, uint32_t range
 uint32_t list_wanted(const attend_job & job, const attend_unit & unit, uint32_t first, uint32_t n, uint32_t * wanted) {
     uint16_t all[CHUNK];
     for (uint16_t & each : all) {
-        each = HIDDEN;
+        each = ATTEND_HIDDEN;
     }
     for (uint32_t t = unit.token_begin; t < unit.token_end; ++t) {
         const uint16_t * mask = job.mask + size_t{t} * job.n_kv + first;

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 
+#include "cpu/kernel.h"
+
 namespace kvg {
 
 namespace {
 
-constexpr uint16_t HIDDEN = 0xfc00; // -infinity in F16
 constexpr uint32_t LOOKED_AT = 128; // cells at once; no range is shorter
 
 // How many seen cells come before the next range's. From 16 of the shortest on, ranges behind 2^n times as many are 2^n times as long.
@@ -21,7 +22,7 @@ uint32_t end_of_range(uint32_t begin, uint32_t shortest) {
 uint32_t count_seen(const uint16_t * mask, uint32_t n) {
     uint32_t n_seen = 0;
     for (uint32_t i = 0; i < n; ++i) {
-        n_seen += mask[i] != HIDDEN;
+        n_seen += mask[i] != ATTEND_HIDDEN;
     }
     return n_seen;
 }
@@ -29,8 +30,8 @@ uint32_t count_seen(const uint16_t * mask, uint32_t n) {
 // The place of the seen cell before which there are n others.
 uint32_t place_of(const uint16_t * mask, uint32_t n) {
     uint32_t i = 0;
-    for (; n > 0 || mask[i] == HIDDEN; ++i) {
-        n -= mask[i] != HIDDEN;
+    for (; n > 0 || mask[i] == ATTEND_HIDDEN; ++i) {
+        n -= mask[i] != ATTEND_HIDDEN;
     }
     return i;
 }
