@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.ctypeslib import as_array  # numpy imports it when first used: a child forked meanwhile would wait
 
-from pykvgraph._native.ffi import KvgBatch, KvgOutput, KvgScore
+from pykvgraph._native.ffi import KvgOutput, KvgScore
 from pykvgraph._native.fork import importing
 from pykvgraph._native.handles import Closable, Handle, repr_of
 from pykvgraph._native.kv import read_info
@@ -24,6 +24,7 @@ from pykvgraph.context.batch import Batch
 from pykvgraph.context.document import Document, read_document, require_holdable
 from pykvgraph.context.draft_tokens import DraftedText, draft_tokens
 from pykvgraph.context.hidden import checked_hidden
+from pykvgraph.context.native_batch import NativeBatch
 from pykvgraph.errors import DeviceError, InvalidArgumentError, KVGraphError
 from pykvgraph.kv_cache.cache import KVCache
 from pykvgraph.kv_cache.pending_token import PendingTokens
@@ -163,6 +164,7 @@ class Context(Closable):
         self.kv = KVCache(self._handle, self._pending)
         # decode writes into these buffers; a view of one keeps its memory alive after the context is closed
         self._outputs = _Outputs(1, model, self._pending)
+        self._batch = NativeBatch()
         try:
             self.set_adapters(adapters)
         except BaseException:
@@ -458,29 +460,18 @@ class Context(Closable):
         self._outputs.n = None
         if not isinstance(batch, Batch):
             raise InvalidArgumentError(f"batch must be a pykvgraph.Batch, got {shown(batch)}")
-        arrays = batch.snapshot()
-        n_tokens, n_outputs = len(arrays.token), int(arrays.logits.sum())
-        n_outputs = n_outputs if self.model._has_output else n_tokens
-        states = checked_hidden(hidden, n_tokens, self.model.n_embd)
+        rows = batch.rows()
+        n_outputs = sum([row[3] for row in rows]) if self.model._has_output else len(rows)
         if scored:
             self.model._require_logits()
         if must_output and n_outputs == 0:
             raise InvalidArgumentError("no token of the batch asked for logits: add one with logits=True")
-        self._make_room(context, n_tokens, n_outputs)
-        tokens = sized(
-            KvgBatch,
-            n_tokens=n_tokens,
-            token=_address(arrays.token, ctypes.c_int32),
-            pos=_address(arrays.pos, ctypes.c_int32),
-            seq_begin=_address(arrays.seq_begin, ctypes.c_int32),
-            seq_id=_address(arrays.seq_id, ctypes.c_int32),
-            logits=_address(arrays.logits, ctypes.c_uint8),
-            checkpoint=_address(arrays.checkpoint, ctypes.c_uint8) if arrays.checkpoint.any() else None,
-            hidden=None if states is None else _address(states, ctypes.c_float),
-            repair=repair,
-            n_observed=observed[0],
-            peaks=observed[1],
-        )
+        states = None if hidden is None else checked_hidden(hidden, len(rows), self.model.n_embd)
+        self._make_room(context, len(rows), n_outputs)
+        self._batch.fill(rows)
+        tokens = self._batch.struct
+        tokens.hidden = None if states is None else _address(states, ctypes.c_float)
+        tokens.repair, tokens.n_observed, tokens.peaks = repair, *observed
         pos_max = self.kv._ask_bounds(context, self.n_seq_max).pos_max if repair and self._pending else []
         outputs = self._outputs
         written = outputs.scored if scored else outputs.plain
@@ -488,7 +479,8 @@ class Context(Closable):
         self._handle.undo_unless_done(outputs.take_back)
         lib().kvg_decode(context, ctypes.byref(tokens), ctypes.byref(written))
         if self._pending:
-            self._pending.end_decode(arrays.appended(pos_max) if pos_max else arrays.seq_id.tolist())
+            appended = {seq for _, pos, seqs, *_ in rows for seq in seqs if not pos_max or pos > pos_max[seq]}
+            self._pending.end_decode(appended)
         outputs.n, outputs.scored_last = n_outputs, scored
         return n_outputs
 

@@ -11,13 +11,11 @@ from pykvgraph.checks import shown
 from pykvgraph.errors import InvalidArgumentError
 
 
-def checked_hidden(hidden: Any, n_tokens: int, n_embd: int) -> npt.NDArray[np.float32] | None:
-    """float32 (n_tokens, n_embd), contiguous; None: there are none.
+def checked_hidden(hidden: Any, n_tokens: int, n_embd: int) -> npt.NDArray[np.float32]:
+    """float32 (n_tokens, n_embd), contiguous.
 
     Raises InvalidArgumentError for another shape or type, and for a number that isn't finite.
     """
-    if hidden is None:
-        return None
     if not isinstance(hidden, np.ndarray) or hidden.dtype != np.float32:
         raise InvalidArgumentError(f"hidden must be a float32 array, got {shown(hidden)}")
     if hidden.shape != (n_tokens, n_embd):
