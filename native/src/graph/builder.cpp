@@ -106,7 +106,6 @@ ggml_tensor * builder::plain_product(ggml_tensor * x, ggml_tensor * weight) {
     return multiply(ctx(), {weight}, rows).front();
 }
 
-// y, a product of x, and what adapters add to it. ids: the experts of each token; nullptr: there are none
 ggml_tensor * builder::adapted(ggml_tensor * y, ggml_tensor * x, const ggml_tensor * weight, ggml_tensor * ids) {
     const auto times = [&](ggml_tensor * narrow, ggml_tensor * in) {
         return ids ? ggml_mul_mat_id(ctx(), narrow, in, ids) : plain_product(in, narrow);
@@ -123,7 +122,7 @@ ggml_tensor * builder::adapted(ggml_tensor * y, ggml_tensor * x, const ggml_tens
 ggml_tensor * builder::linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * scale, ggml_tensor * bias) {
     ggml_tensor * y = called_as(plain_product(x, weight), weight);
     y = scale ? ggml_mul(ctx(), y, scale) : y;
-    y = adapted(y, x, weight, nullptr);
+    y = adapted(y, x, weight);
     return bias ? ggml_add(ctx(), y, bias) : y;
 }
 

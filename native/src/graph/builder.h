@@ -45,6 +45,8 @@ public:
     void together(ggml_tensor * x, std::initializer_list<ggml_tensor *> weights);
     // weight * x, times the scale and plus the bias if these aren't nullptr
     ggml_tensor * linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * scale, ggml_tensor * bias);
+    // y, a product of x with this weight, and what adapters add to it. ids: the experts of each token; nullptr: there are none
+    ggml_tensor * adapted(ggml_tensor * y, ggml_tensor * x, const ggml_tensor * weight, ggml_tensor * ids = nullptr);
     // made + x, where nothing else reads what was made: a product of our kernels adds x itself.
     ggml_tensor * sum(ggml_tensor * made, ggml_tensor * x);
     // Each token's products with the matrices of its experts, times these experts' scales if there are any: (n_out, n_expert_used,
@@ -88,7 +90,6 @@ private:
     ggml_tensor * rounded_for(ggml_tensor * x, const row_form & form);
     ggml_tensor * plain_product(ggml_tensor * x, ggml_tensor * weight);
     ggml_tensor * plain_experts(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * experts);
-    ggml_tensor * adapted(ggml_tensor * y, ggml_tensor * x, const ggml_tensor * weight, ggml_tensor * ids);
 
     const std::vector<active_adapter> & adapters_;
     std::vector<chunk> chunks_;

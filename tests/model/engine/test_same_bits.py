@@ -101,11 +101,28 @@ def test_alone_and_together(
     check_alone(model, rows, prompts, requests, **types)
 
 
-def test_adapters(architecture: Callable[[ArchSpec], Path], rows: SpokenRows, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("spec", "parts"),
+    [
+        (SPECS[0], {"frame": ["token_embd.weight"]}),
+        (
+            ArchSpec("gpt-oss", 4, 256, 8, 2, 32, 256, n_expert=8, window=32, weights=WeightType.Q8_0),
+            {"names": ["ffn_gate_inp."]},
+        ),
+    ],
+    ids=["embeddings", "routers"],
+)
+def test_adapters(
+    architecture: Callable[[ArchSpec], Path],
+    rows: SpokenRows,
+    tmp_path: Path,
+    spec: ArchSpec,
+    parts: dict[str, list[str]],
+) -> None:
     if where.device != "cpu" or not FLOATS:
         pytest.skip("products of F16 aren't our own")
-    path = architecture(SPECS[0])
-    file = write_adapter(tmp_path / "a.gguf", path, frame=["token_embd.weight"], rank=8, kind=WeightType.F16)
+    path = architecture(spec)
+    file = write_adapter(tmp_path / "a.gguf", path, rank=8, kind=WeightType.F16, **parts)
     with kvg.Model(path, device="cpu") as model, model.load_adapter(file) as adapter:
         prompts = [prompt[:200] for prompt in prompts_of(model)[:6]]
         with kvg.Engine(

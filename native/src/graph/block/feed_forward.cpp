@@ -107,9 +107,10 @@ bool is_chosen_here(const feed_forward_spec & spec, const role_tensors & w) {
 choice choose(builder & b, const feed_forward_spec & spec, const role_tensors & w, ggml_tensor * x) {
     const int64_t n = x->ne[1];
     ggml_tensor * router = w[role::router];
-    const bool is_ours = is_router_here(router, x) && !b.adapts(router);
-    ggml_tensor * scores = is_ours ? called_as(expert_scores(b.ctx(), router, w[role::router_bias], x), router)
-                                   : b.linear(x, router, nullptr, w[role::router_bias]); // (n_expert, n_tokens)
+    const bool is_ours = is_router_here(router, x);
+    ggml_tensor * bias_of_router = w[role::router_bias];
+    ggml_tensor * scores = is_ours ? b.adapted(called_as(expert_scores(b.ctx(), router, bias_of_router, x), router), x, router)
+                                   : b.linear(x, router, nullptr, bias_of_router); // (n_expert, n_tokens)
     if (is_ours && is_chosen_here(spec, w)) {
         ggml_tensor * experts = best_experts(b.ctx(), scores, spec.n_expert_used);
         ggml_tensor * weights = weights_of_experts(b.ctx(), scores, experts, spec);
