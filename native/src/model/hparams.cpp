@@ -202,6 +202,10 @@ uint32_t hparams::last_owner() const {
     return last;
 }
 
+bool hparams::tells_distances() const {
+    return std::any_of(layers.begin(), layers.end(), [](const layer_spec & layer) { return layer.max_bias > 0.0f; });
+}
+
 uint64_t hparams::state_floats() const {
     uint64_t n = 0;
     for (const layer_spec & layer : layers) {

@@ -81,6 +81,8 @@ struct hparams {
     bool is_draft_head(uint32_t layer) const { return layer >= n_layer() - n_draft_heads; }
     // The last layer with K and V, or a state, of its own: where only these matter, nothing after it does.
     uint32_t last_owner() const;
+    // Whether any layer's attention tells distances by the positions of cells (ALiBi).
+    bool tells_distances() const;
     // floats of one sequence's state: of all layers, one after the other
     uint64_t state_floats() const;
 };

@@ -276,11 +276,6 @@ void context::clear(bool data) {
 
 bool context::has_long_rope(size_t group) const { return model_->uses_long_factors(cache_->groups()[group].cells().size()); }
 
-bool context::tells_distances() const {
-    const std::vector<layer_spec> & layers = model_->hparams().layers;
-    return std::any_of(layers.begin(), layers.end(), [](const layer_spec & layer) { return layer.max_bias > 0.0f; });
-}
-
 bool context::can_shift() const {
     const std::vector<layer_spec> & layers = model_->hparams().layers;
     const auto attends = [](const layer_spec & layer) { return layer.attends(); };

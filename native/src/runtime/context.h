@@ -49,7 +49,7 @@ public:
     // whether K of any layer can be rotated to another position, or no layer has K
     bool can_shift() const;
     // whether attention tells distances by the positions of cells (ALiBi)
-    bool tells_distances() const;
+    bool tells_distances() const { return model_->hparams().tells_distances(); }
     // whether K of a group was rotated with LongRoPE's factors for long contexts
     bool has_long_rope(size_t group) const;
     // seconds spent in decode graphs so far

@@ -114,8 +114,8 @@ void graph_inputs::set_mask(ggml_tensor * mask, const cells & cells, const batch
         }
         attended.order = rising_order(cells, seqs, span);
     }
-    mask_.write(mask, cells, batch, ubatch.begin, ubatch.n, span, attended.order, tells_distance_ && !attended.goes_by_order);
-    if (attended.has_own && tells_distance_) {
+    mask_.write(mask, cells, batch, ubatch.begin, ubatch.n, span, attended.order, tells_distances_ && !attended.goes_by_order);
+    if (attended.has_own && tells_distances_) {
         set_positions(cells, batch, ubatch, span, attended);
     }
     if (attended.has_own) {

@@ -1,7 +1,6 @@
 // What a decode graph is told of a micro-batch: tokens, positions, cells, and what each token sees.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -27,9 +26,7 @@ cell_span attended_span(const cells & cells, const batch & batch, const micro_ba
 
 class graph_inputs {
 public:
-    explicit graph_inputs(const hparams & h)
-        : temperature_(h.temperature), tells_distance_(std::any_of(h.layers.begin(), h.layers.end(),
-                                                                   [](const layer_spec & l) { return l.max_bias > 0.0f; })) {}
+    explicit graph_inputs(const hparams & h) : temperature_(h.temperature), tells_distances_(h.tells_distances()) {}
     // spans, segments: as the graph has them. reserved: the tokens' cells; nullptr where they take none. attended: its order,
     // ranges and positions are set
     void set(decode_graph & graph, const kv_cache & cache, const batch & batch, const micro_batch & ubatch,
@@ -48,7 +45,7 @@ private:
     void set_temperatures(ggml_tensor * tensor, const batch & batch, const micro_batch & ubatch);
 
     temperature_spec temperature_;
-    bool tells_distance_; // whether any layer has ALiBi
+    bool tells_distances_;
     seen_mask mask_;
     std::vector<int64_t> slot_ids_; // scratch, kept
     std::vector<float> temperatures_;
