@@ -1,7 +1,7 @@
 #include "runtime/seen_mask.h"
 
 #include <algorithm>
-#include <cmath>
+#include <cstdlib>
 #include <limits>
 
 #include "error.h"
@@ -12,6 +12,7 @@ namespace {
 
 const ggml_fp16_t SEEN = ggml_fp32_to_fp16(0.0f);
 const ggml_fp16_t HIDDEN = ggml_fp32_to_fp16(-std::numeric_limits<float>::infinity());
+constexpr int32_t FARTHEST = 65504; // in F16, where a cell further away would be hidden
 
 struct pos_range {
     int32_t first;
@@ -70,7 +71,8 @@ void seen_mask::write_distances(ggml_fp16_t * row, const cells & cells, int32_t 
     const uint32_t end = std::min(span.begin + span.n, cells.n_kv());
     for (uint32_t c = span.begin; c < end; ++c) {
         if (row[c - span.begin] == SEEN) {
-            row[c - span.begin] = ggml_fp32_to_fp16(-std::abs(static_cast<float>(cells.pos(c)) - static_cast<float>(pos)));
+            const int32_t distance = std::min(std::abs(cells.pos(c) - pos), FARTHEST);
+            row[c - span.begin] = ggml_fp32_to_fp16(static_cast<float>(-distance));
         }
     }
 }
