@@ -117,7 +117,7 @@ def test_adapters(
     rows: SpokenRows,
     tmp_path: Path,
     spec: ArchSpec,
-    parts: dict[str, list[str]],
+    parts: dict[str, Any],
 ) -> None:
     if where.device != "cpu" or not FLOATS:
         pytest.skip("products of F16 aren't our own")

@@ -95,10 +95,10 @@ def test_several_with_scales_of_their_own(model_file: Callable[[ModelSpec], Path
     check(path, [(first, -0.5), (second, 0.25)])
 
 
-def test_latents_where_libllama_leaves_adapters_out(architecture: Architecture, tmp_path: Path) -> None:
+def test_where_libllama_leaves_adapters_out(architecture: Architecture, tmp_path: Path) -> None:
     """The judge is libllama on a file whose weights have the adapter in them."""
     path = architecture(DEEPSEEK)
-    adapter = write_adapter(tmp_path / "a.gguf", path, names=LATENTS)
+    adapter = write_adapter(tmp_path / "a.gguf", path, names=LATENTS, frame=["output.weight"])
     flash, plain = judged(merged(tmp_path / "merged.gguf", path, adapter, 0.7), [], scenario)
     with kvg.Model(path, device="cpu") as model:
         error = nmse(ours(model, [(model.load_adapter(adapter), 0.7)]), plain)
