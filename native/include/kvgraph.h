@@ -492,7 +492,7 @@ typedef struct kvg_kv_info {
     int64_t cell_bytes; /* of one cell in every group together */
     int32_t type_k;     /* kvg_type */
     int32_t type_v;
-    int32_t can_shift;      /* 1: this model's K can be rotated to another position, or it has no K */
+    int32_t can_shift;      /* 1: this model's K can be rotated to another position, or no K has one (ALiBi, no attention) */
     int64_t n_states;       /* rows of recurrent states; 0: no layer has a state */
     int64_t n_states_used;  /* of these, by sequences, checkpoints and resume points */
     int64_t n_state_layers; /* layers with a state */

@@ -127,7 +127,10 @@ class ReadableCache(NotCopied):
 
     @property
     def can_shift(self) -> bool:
-        """Whether this model's K can be rotated to another position, or no layer has any."""
+        """Whether this model's K can be rotated to another position, or no K has one.
+
+        That is so with ALiBi, which asks cells for their positions, and in layers without attention.
+        """
         return bool(self._info().can_shift)
 
     @property

@@ -277,10 +277,11 @@ void context::clear(bool data) {
 bool context::has_long_rope(size_t group) const { return model_->uses_long_factors(cache_->groups()[group].cells().size()); }
 
 bool context::can_shift() const {
-    const std::vector<layer_spec> & layers = model_->hparams().layers;
+    const hparams & h = model_->hparams();
     const auto attends = [](const layer_spec & layer) { return layer.attends(); };
-    return std::none_of(layers.begin(), layers.end(), attends) || // positions are in no K
-           std::any_of(layers.begin(), layers.end(), [](const layer_spec & layer) { return layer.rope.n_rot > 0; });
+    const auto rotates = [](const layer_spec & layer) { return layer.rope.n_rot > 0; };
+    const bool is_in_no_k = std::none_of(h.layers.begin(), h.layers.end(), attends) || h.tells_distances();
+    return !h.learned_positions && (is_in_no_k || std::any_of(h.layers.begin(), h.layers.end(), rotates));
 }
 
 class trace & context::trace() {

@@ -46,7 +46,7 @@ public:
     void classify(const float * states, uint32_t n, float * scores) const;
     // Every cell becomes empty, also reserved ones. Pending K-shifts and a requested defrag are dropped.
     void clear(bool data);
-    // whether K of any layer can be rotated to another position, or no layer has K
+    // whether K of any layer can be rotated to another position, or no K has one (ALiBi, layers without attention)
     bool can_shift() const;
     // whether attention tells distances by the positions of cells (ALiBi)
     bool tells_distances() const { return model_->hparams().tells_distances(); }

@@ -18,6 +18,7 @@ from support.soak import F32, are_likeliest
 import pykvgraph as kvg
 
 LLAMA = ArchSpec("llama", 2, 32, 2, 1, 16, 32)
+ALIBI = ArchSpec("mpt", 2, 32, 2, 2, 16, 32)
 GEMMA = ArchSpec("gemma3", 3, 32, 2, 1, 16, 32, window=8)
 
 
@@ -48,6 +49,17 @@ def test_windows_that_keep_every_position(architecture: Callable[[ArchSpec], Pat
     with kvg.Model(architecture(GEMMA), device=where.device) as model:
         prompt = ids_of(model, 50, 1)
         with kvg.Engine(model, n_ctx=200, n_seq_max=2, swa_full=True, **F32) as engine:
+            done = engine.submit(
+                prompt, kvg.SamplingParams(max_tokens=100), window=kvg.Window(96, 4)
+            ).result()
+        assert follows_alone(model, prompt, list(done.tokens), 96, oldest(4, 0)) > 0
+
+
+def test_positions_that_no_k_has(architecture: Callable[[ArchSpec], Path]) -> None:
+    """ALiBi: nothing is rotated."""
+    with kvg.Model(architecture(ALIBI), device=where.device) as model:
+        prompt = ids_of(model, 50, 1)
+        with kvg.Engine(model, n_ctx=200, n_seq_max=2, **F32) as engine:
             done = engine.submit(
                 prompt, kvg.SamplingParams(max_tokens=100), window=kvg.Window(96, 4)
             ).result()
