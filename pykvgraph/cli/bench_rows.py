@@ -43,6 +43,7 @@ class Printer:
         self._test_width = max((len(test.name) for test in tests), default=0)
         self._several = any(test.n_seq > 1 for test in tests)
         self._engine_width = len("pykvgraph")
+        self._ratio = ""  # the head of the column with ratios to rivals
         if output == "md":
             size = f"{model.n_params / 1e6:.1f} M parameters, {size_text(model.weight_bytes)}"
             threads = f"{n_threads} thread{'s' if n_threads > 1 else ''}"
@@ -50,6 +51,8 @@ class Printer:
 
     def begin(self, rivals: Rivals) -> None:
         """They are measured, too."""
+        if rivals.libllama is not None or rivals.programs:
+            self._ratio = "ours is"
         widths = [self._engine_width, *(len(program.name) for program in rivals.programs)]
         if rivals.libllama is not None:
             widths.append(STREAMS_WIDTH if self._several else len("libllama -fa 1"))
@@ -62,7 +65,7 @@ class Printer:
             _print_csv(rows, header=not self._rows)
         elif self._output == "md":
             if not self._rows:
-                self._print_line("test", "depth", "engine", "median", "", "ours is", bold=True)
+                self._print_line("test", "depth", "engine", "median", "", self._ratio, bold=True)
             for row in rows:
                 if row["refused"]:
                     self._print_refused(row)

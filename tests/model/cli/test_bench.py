@@ -84,6 +84,14 @@ def test_rows_are_printed_as_they_come(stories: Path, monkeypatch: pytest.Monkey
         assert [row["test"] for row in json.loads(result.stdout)["results"]] == ["pp8"]
 
 
+@pytest.mark.parametrize("rivals", ["", "--vs libllama"])
+def test_ratios_have_a_column_where_there_are_any(stories: Path, rivals: str) -> None:
+    head, *rows = bench(stories, f"-p 8 -n 0 -r 1 {rivals}").stdout.splitlines()[1:]
+    assert head.split() == ["test", "depth", "engine", "median", *(["ours", "is"] if rivals else [])]
+    assert len(rows) == (3 if rivals else 1)
+    assert all(row.endswith("x") == ("libllama" in row) for row in rows)
+
+
 def test_json_is_spelled_as_in_the_other_verbs(stories: Path) -> None:
     rows = [json.loads(bench(stories, f"-p 8 -n 0 -r 1 {how}").stdout) for how in ("--json", "-o json")]
     assert [row["results"][0]["test"] for row in rows] == ["pp8", "pp8"]
