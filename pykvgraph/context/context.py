@@ -468,8 +468,8 @@ class Context(Closable):
             raise InvalidArgumentError("no token of the batch asked for logits: add one with logits=True")
         states = None if hidden is None else checked_hidden(hidden, len(rows), self.model.n_embd)
         self._make_room(context, len(rows), n_outputs)
-        self._batch.fill(rows)
-        tokens = self._batch.struct
+        native = self._batch.filled(rows)
+        tokens = native.struct
         tokens.hidden = None if states is None else _address(states, ctypes.c_float)
         tokens.repair, tokens.n_observed, tokens.peaks = repair, *observed
         pos_max = self.kv._ask_bounds(context, self.n_seq_max).pos_max if repair and self._pending else []
@@ -478,6 +478,7 @@ class Context(Closable):
         outputs.start()
         self._handle.undo_unless_done(outputs.take_back)
         lib().kvg_decode(context, ctypes.byref(tokens), ctypes.byref(written))
+        self._batch = native  # only now: a batch that is refused may be huge
         if self._pending:
             appended = {seq for _, pos, seqs, *_ in rows for seq in seqs if not pos_max or pos > pos_max[seq]}
             self._pending.end_decode(appended)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pykvgraph._native.ffi import KvgBatch
 from pykvgraph._native.library import sized
-from pykvgraph.context.batch import Row, columns
+from pykvgraph.context.batch import Columns, Row, columns
 
 
 class NativeBatch:
@@ -17,13 +17,11 @@ class NativeBatch:
     They stay from decode to decode. A decode of one token leaves a CPU's caches full of weights, so that each
     object that is made after it comes from memory: arrays made anew take 5 % of a decode of 2 ms.
 
-    struct: with the tokens of the last fill(); the caller sets hidden, repair, n_observed and peaks.
+    struct: with the rows that filled() wrote; the caller sets hidden, repair, n_observed and peaks.
     """
 
-    def __init__(self) -> None:
-        self._allocate(1, 1)
-
-    def _allocate(self, n_tokens: int, n_ids: int) -> None:
+    def __init__(self, n_tokens: int = 1, n_ids: int = 1) -> None:
+        """Room for so many tokens, and for so many sequence ids in all."""
         self._n_tokens, self._n_ids = n_tokens, n_ids
         self._token, self._pos = _array(ctypes.c_int32, n_tokens), _array(ctypes.c_int32, n_tokens)
         self._seq_begin, self._seq_id = _array(ctypes.c_int32, n_tokens + 1), _array(ctypes.c_int32, n_ids)
@@ -38,19 +36,29 @@ class NativeBatch:
             checkpoint=self._checkpoint,
         )
 
-    def fill(self, rows: Sequence[Row]) -> None:
-        """Raises InvalidArgumentError for more sequence ids than 2^31 - 1."""
-        token, pos, seq_begin, seq_id, logits, checkpoint = columns(rows)
-        n, n_ids = len(rows), len(seq_id)
-        if n > self._n_tokens or n_ids > self._n_ids:
-            self._allocate(max(n, self._n_tokens), max(n_ids, self._n_ids))
-        self.struct.n_tokens = n
-        self._token[:n] = token
-        self._pos[:n] = pos
-        self._seq_begin[: n + 1] = seq_begin
-        self._seq_id[:n_ids] = seq_id
-        self._logits[:n] = logits
-        self._checkpoint[:n] = checkpoint
+    def filled(self, rows: Sequence[Row]) -> NativeBatch:
+        """With these rows: this batch, or where they don't fit a new one with more room.
+
+        So a batch never has arrays of which only some have grown, whenever Ctrl-C comes or memory ends.
+        Raises InvalidArgumentError for more sequence ids than 2^31 - 1.
+        """
+        these = columns(rows)
+        n_tokens, n_ids = len(rows), len(these.seq_id)
+        batch = self
+        if n_tokens > self._n_tokens or n_ids > self._n_ids:
+            batch = NativeBatch(max(n_tokens, self._n_tokens), max(n_ids, self._n_ids))
+        batch._write(these)
+        return batch
+
+    def _write(self, these: Columns) -> None:
+        n_tokens = len(these.token)
+        self.struct.n_tokens = n_tokens
+        self._token[:n_tokens] = these.token
+        self._pos[:n_tokens] = these.pos
+        self._seq_begin[: n_tokens + 1] = these.seq_begin
+        self._seq_id[: len(these.seq_id)] = these.seq_id
+        self._logits[:n_tokens] = these.logits
+        self._checkpoint[:n_tokens] = these.checkpoint
 
 
 def _array(item: Any, n: int) -> Any:

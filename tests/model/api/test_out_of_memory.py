@@ -15,6 +15,7 @@ from support.engines import batch_of, decode, open_context, random_ids, run_of
 from support.models import N_VOCAB, SMALL, WIDE, ModelSpec
 
 import pykvgraph as kvg
+from pykvgraph.context import native_batch
 
 TESTS = Path(__file__).parents[2]
 
@@ -78,6 +79,36 @@ def test_output_buffers_grow_both_or_neither(small: kvg.Model, monkeypatch: pyte
         assert np.array_equal(ctx.embeddings(), expected[1])
 
 
+@pytest.mark.parametrize("n_made", range(7))
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_batchs_arrays_grow_all_or_none(
+    small: kvg.Model, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], n_made: int
+) -> None:
+    """Memory ends, or Ctrl-C comes, when some of the arrays are made, or all and not the struct of them."""
+    tokens = run_of(random_ids(20, N_VOCAB))
+    with open_context(small, n_ctx=64) as ctx:
+        expected = decode(ctx, tokens)
+    with open_context(small, n_ctx=64) as ctx:
+        batch = batch_of(tokens)
+        left = iter(range(n_made))
+
+        def short(make: Any) -> Any:
+            def made(*arguments: Any, **fields: Any) -> Any:
+                if next(left, None) is None:
+                    raise error
+                return make(*arguments, **fields)
+
+            return made
+
+        with monkeypatch.context() as patch, pytest.raises(error):
+            for name in ("_array", "sized"):
+                patch.setattr(native_batch, name, short(getattr(native_batch, name)))
+            ctx.decode(batch)
+        assert ctx.kv.n_used == 0
+        ctx.decode(batch)
+        assert np.array_equal(ctx.logits(), expected)
+
+
 def test_too_large_a_batch_takes_no_buffers(small: kvg.Model) -> None:
     """Two million outputs for 16 cells: too few cells is what is said, and not after taking 2 GB for them."""
     batch = kvg.Batch()
@@ -86,3 +117,4 @@ def test_too_large_a_batch_takes_no_buffers(small: kvg.Model) -> None:
         with pytest.raises(kvg.CacheFullError):
             ctx.decode(batch)
         assert len(ctx._outputs.logits) == 1
+        assert len(ctx._batch._token) == 1
