@@ -352,8 +352,7 @@ class Context(Closable):
                 f"vectors must be an array (n, {self.model.n_embd}), got one of shape {rows.shape}"
             )
         scores = np.empty((len(rows), self.model.n_classes), np.float32)
-        n, floats = len(rows), ctypes.c_float
-        self._handle.call(lib().kvg_classify, _address(rows, floats), n, _address(scores, floats))
+        self._handle.call(lib().kvg_classify, _floats(rows), len(rows), _floats(scores))
         return scores
 
     def attention(self, group: int = 0) -> npt.NDArray[np.float32]:
@@ -367,7 +366,7 @@ class Context(Closable):
         """
         index = integer(group, "group", 0, self.kv._n_groups - 1)
         shares = np.empty(self.kv._group(index).n_cells, np.float32)
-        self._handle.call(lib().kvg_attention, index, _address(shares, ctypes.c_float))
+        self._handle.call(lib().kvg_attention, index, _floats(shares))
         return shares
 
     def attention_of_heads(self, group: int = 0) -> npt.NDArray[np.float32]:
@@ -380,7 +379,7 @@ class Context(Closable):
         index = integer(group, "group", 0, self.kv._n_groups - 1)
         info = self.kv._group(index)
         shares = np.empty((info.n_layer, info.n_head_kv, info.n_cells), np.float32)
-        self._handle.call(lib().kvg_attention_of_heads, index, _address(shares, ctypes.c_float))
+        self._handle.call(lib().kvg_attention_of_heads, index, _floats(shares))
         return shares
 
     @property
@@ -470,7 +469,7 @@ class Context(Closable):
         self._make_room(context, len(rows), n_outputs)
         native = self._batch.filled(rows)
         tokens = native.struct
-        tokens.hidden = None if states is None else _address(states, ctypes.c_float)
+        tokens.hidden = None if states is None else _floats(states)
         tokens.repair, tokens.n_observed, tokens.peaks = repair, *observed
         pos_max = self.kv._ask_bounds(context, self.n_seq_max).pos_max if repair and self._pending else []
         outputs = self._outputs
@@ -569,8 +568,8 @@ class _Outputs:
         self.scores = (KvgScore * n_rows)()
         self.score_rows = as_array(self.scores)
         places = {
-            "logits": _address(self.logits, ctypes.c_float) if n_logits else None,
-            "embd": _address(self.embd, ctypes.c_float),
+            "logits": _floats(self.logits) if n_logits else None,
+            "embd": _floats(self.embd),
             "n_rows": n_rows,
         }
         self.plain = sized(KvgOutput, **places)
@@ -601,8 +600,6 @@ class _Outputs:
         return LastOutput(score.best, score.best_logprob, score.log_sum, logits)
 
 
-def _address(array: npt.NDArray[Any], ctype: Any) -> Any:
-    """A pointer that keeps the array. NumPy's own takes three times as long, and a decode needs five."""
-    if array.size == 0 or not array.flags.writeable:
-        return array.ctypes.data_as(ctypes.POINTER(ctype))
-    return ctypes.pointer(ctype.from_buffer(array))
+def _floats(array: npt.NDArray[np.float32]) -> Any:
+    """A pointer to an array. A struct that it is written to doesn't keep the array."""
+    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_float))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -140,6 +142,18 @@ def test_a_sequence_goes_on_over_other_cuts(
         behind.pipe.load(2, "text", cuts[0])
         assert behind.pipe.seq_pos_max(2) == len(PROMPT) + N - 1
         assert greedy(behind.pipe, rows[-1], N, seq=2)[0] == expected
+
+
+def test_hidden_states_are_let_go(architecture: Architecture) -> None:
+    """After the decode the context doesn't keep them, nor the frame that they came in."""
+    with stage_contexts(architecture(LLAMA), CUTS[0], **OPTIONS) as (first, last):
+        first.decode(batch_of(PROMPT))
+        hidden = first.embeddings()
+        last.decode(batch_of(PROMPT), hidden=hidden)
+        kept = weakref.ref(hidden)
+        del hidden
+        gc.collect()
+        assert kept() is None
 
 
 def test_adapters_add_to_the_layers_of_a_stage(architecture: Architecture, tmp_path: Path) -> None:
