@@ -13,13 +13,13 @@ import numpy.typing as npt
 from pykvgraph.checks import INT32_MAX, Integers, flag, integer, integers, several, shown
 from pykvgraph.errors import InvalidArgumentError
 
-# a token, its position, the sequences that see it, whether it is an output, whether these get a checkpoint
-# behind it
+# a token, its position, the sequences that see it, whether it is an output, and whether its sequences get a
+# checkpoint behind it
 Row = tuple[int, int, tuple[int, ...], bool, bool]
 
 
 class Columns(NamedTuple):
-    """Rows as kvg_batch names them: sequences seq_id[seq_begin[i] : seq_begin[i + 1]] see token i."""
+    """Rows as the columns of kvg_batch: sequences seq_id[seq_begin[i] : seq_begin[i + 1]] see token i."""
 
     token: Sequence[int]
     pos: Sequence[int]
@@ -51,7 +51,7 @@ def columns(rows: Sequence[Row]) -> Columns:
 
 @dataclass(frozen=True)
 class BatchArrays:
-    """Columns as arrays."""
+    """The columns of a batch as arrays."""
 
     token: npt.NDArray[np.int32]  # (n,)
     pos: npt.NDArray[np.int32]  # (n,)
@@ -94,14 +94,16 @@ class Batch:
 
         logits: whether the token is an output. checkpoint: whether its sequences get a checkpoint at pos + 1
         when it has been decoded, as `kv.checkpoint` makes it at their ends. Raises InvalidArgumentError, with
-        the batch unchanged, when a number is not an integer from 0 to 2^31 - 1, or seq_ids is empty.
+        the batch unchanged, when a number, also pos + 1 of a checkpoint, is not an integer from 0 to
+        2^31 - 1, or seq_ids is empty.
         """
+        marked = flag(checkpoint, "checkpoint")
         row = (
             integer(token, "token", 0, INT32_MAX),
-            integer(pos, "pos", 0, INT32_MAX),
+            integer(pos, "pos", 0, INT32_MAX - marked),
             _sequences(seq_ids),
             flag(logits, "logits"),
-            flag(checkpoint, "checkpoint"),
+            marked,
         )
         self._rows.append(row)
 
@@ -125,13 +127,15 @@ class Batch:
         if not isinstance(logits, (str, bool)) or logits not in ("all", "last", False):
             raise InvalidArgumentError(f'logits must be "all", "last" or False, got {shown(logits)}')
         wanted = [logits == "all"] * len(ids)
-        if logits == "last":
-            wanted[-1:] = [True] * len(wanted[-1:])
+        if logits == "last" and ids:
+            wanted[-1] = True
         marks = [False] * len(ids)
-        for place in integers(checkpoints, "checkpoints", start + 1, start + len(ids)).tolist():
+        end = min(start + len(ids), INT32_MAX)
+        for place in integers(checkpoints, "checkpoints", start + 1, end).tolist():
             marks[place - start - 1] = True
         positions = range(start, start + len(ids))
-        rows = list(zip(ids, positions, repeat(_sequences(seq_ids)), wanted, marks, strict=False))
+        seqs = repeat(_sequences(seq_ids), len(ids))
+        rows = list(zip(ids, positions, seqs, wanted, marks, strict=True))
         self._rows.extend(rows)
 
     def add_each(self, tokens: Integers, positions: Integers, seqs: Integers) -> None:

@@ -118,6 +118,7 @@ def test_bad_add_changes_nothing(bad: Any, where: str) -> None:
         ({"tokens": [[1]]}, "tokens"),
         ({"pos0": -1}, "pos0"),
         ({"pos0": 2**31 - 2}, "pos0"),  # the third token would be at 2^31
+        ({"pos0": 2**31 - 3, "checkpoints": (2**31 - 1, 2**31)}, r"checkpoints\[1\]"),
         ({"seq_ids": ()}, "seq_ids is empty"),
         ({"seq_ids": 0}, "seq_ids"),
         ({"seq_ids": "0"}, "seq_ids"),
@@ -141,6 +142,15 @@ def test_positions_reach_the_last_int32() -> None:
     batch = Batch()
     batch.extend([1, 2], 2**31 - 2)
     assert [row[1] for row in rows(batch)] == [2**31 - 2, 2**31 - 1]
+
+
+def test_checkpoints_reach_the_last_int32() -> None:
+    batch = Batch()
+    batch.extend([1, 2], 2**31 - 2, checkpoints=(2**31 - 1,))
+    assert batch.snapshot().checkpoint.tolist() == [1, 0]
+    with pytest.raises(InvalidArgumentError, match="pos must be from 0 to 2147483646"):
+        batch.add(1, 2**31 - 1, checkpoint=True)
+    assert len(batch) == 2
 
 
 @pytest.mark.parametrize("logits", [1, "last", None])
