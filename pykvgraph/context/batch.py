@@ -178,7 +178,7 @@ class Batch:
 
     def __getstate__(self) -> dict[str, Any]:
         """For copy and pickle: the tokens that the batch has now, in a list of their own."""
-        return {"_rows": self.rows()}
+        return {**self.__dict__, "_rows": self.rows()}
 
 
 def _sequences(seq_ids: Iterable[int]) -> tuple[int, ...]:

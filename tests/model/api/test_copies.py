@@ -74,6 +74,21 @@ def test_a_batch_is_copied(way: str) -> None:
     assert (len(other), len(batch)) == (101, 1)
 
 
+class NamedBatch(kvg.Batch):
+    """A caller's own."""
+
+    name = ""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_batch_of_a_class_of_its_own_is_copied(way: str) -> None:
+    batch = NamedBatch()
+    batch.name = "first"
+    batch.add(7, 0)
+    other = WAYS[way](batch)
+    assert (other.name, other.rows()) == ("first", batch.rows())
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_records_are_copied(stories: Path, way: str) -> None:
     with kvg.GgufFile(stories) as file:
