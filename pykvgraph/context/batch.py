@@ -151,7 +151,9 @@ class Batch:
             raise InvalidArgumentError(
                 f"one length each: got {len(ids)} tokens, {len(places)} positions, {len(seq_ids)} seqs"
             )
-        rows = [(*row, (seq,), True, False) for *row, seq in zip(ids, places, seq_ids, strict=True)]
+        rows = [
+            (token, pos, (seq,), True, False) for token, pos, seq in zip(ids, places, seq_ids, strict=True)
+        ]
         self._rows.extend(rows)
 
     def rows(self) -> list[Row]:
@@ -159,7 +161,7 @@ class Batch:
         return self._rows.copy()
 
     def snapshot(self) -> BatchArrays:
-        """The same as arrays, which are copies."""
+        """The tokens that the batch has now, as arrays of their own."""
         these = columns(self.rows())
         token, pos, seq_begin, seq_id = (np.array(column, np.int32) for column in these[:4])
         logits, checkpoint = (np.array(column, np.uint8) for column in these[4:])

@@ -478,7 +478,7 @@ class Context(Closable):
         self._handle.undo_unless_done(outputs.take_back)
         lib().kvg_decode(context, ctypes.byref(tokens), ctypes.byref(written))
         self._batch = native  # only now: a batch that is refused may be huge
-        if self._pending:
+        if self._pending:  # a repaired token, below its sequence's end, doesn't end the pending one
             appended = {seq for _, pos, seqs, *_ in rows for seq in seqs if not pos_max or pos > pos_max[seq]}
             self._pending.end_decode(appended)
         outputs.n, outputs.scored_last = n_outputs, scored
