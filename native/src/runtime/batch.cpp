@@ -1,5 +1,6 @@
 #include "runtime/batch.h"
 
+#include <limits>
 #include <set>
 
 #include "error.h"
@@ -32,6 +33,10 @@ batch::batch(const kvg_batch & in, const hparams & h, uint32_t n_batch, const kv
                  i, in.pos[i], h.n_ctx_train - 1);
         }
         n_outputs_ += is_output(i);
+        if (is_checkpoint(i) && in.pos[i] == std::numeric_limits<int32_t>::max()) {
+            fail(KVG_INVALID_ARGUMENT, "token %u of the batch asks for a checkpoint behind the last position, %d", i,
+                 in.pos[i]);
+        }
         if (h.encodes && is_checkpoint(i)) {
             fail(KVG_UNSUPPORTED,
                  "token %u of the batch asks for a checkpoint; architecture '%s' is an encoder and keeps nothing", i,

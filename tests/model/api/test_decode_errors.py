@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,16 @@ def raises_and_changes_nothing(ctx: kvg.Context, error: type[Exception], tokens:
 def test_invalid_batch(ctx: kvg.Context, tokens: list[Token]) -> None:
     message = raises_and_changes_nothing(ctx, kvg.InvalidArgumentError, tokens)
     assert len(message) > 10
+
+
+def test_no_checkpoint_behind_the_last_position(ctx: kvg.Context) -> None:
+    """As another process may send it: Batch.add refuses it."""
+    batch = kvg.Batch()
+    batch.add(1, 2**31 - 1, (2,))
+    arrays = replace(batch.snapshot(), checkpoint=np.ones(1, np.uint8))
+    with pytest.raises(kvg.InvalidArgumentError, match=r"token 0 .* checkpoint behind the last position"):
+        ctx.decode(kvg.Batch._of(arrays))
+    assert ctx.kv.seq_pos_max(2) == 1
 
 
 def test_sequences_part_within_the_batch(ctx: kvg.Context) -> None:
