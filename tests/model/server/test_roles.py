@@ -53,18 +53,23 @@ def ask(url: str, prompt: str, **fields: Any) -> dict[str, Any]:
 
 
 def test_long_prompts_are_read_by_another_worker(alone: str, reading: Served) -> None:
+    """What it has read is loaded where that is faster than to decode it: on a busy machine not always."""
     url, _ = reading
+    n_loaded = 0
     for name in ("Tom", "Lily", "Ben", "Mia"):
-        before = values_of(url, "tier_loaded_tokens_total")
+        before, read = values_of(url, "tier_loaded_tokens_total"), values_of(url, "prompt_tokens_total")[2]
         answer = ask(url, prompt_of(name))
         loaded = values_of(url, "tier_loaded_tokens_total")
         n_prompt = answer["tokens_evaluated"]
         assert answer["content"] == ask(alone, prompt_of(name))["content"]
         assert answer["id_slot"] < 4
-        # the answering worker has decoded no more than its last tokens
-        assert answer["timings"]["prompt_n"] < 64, answer["timings"]
-        assert sum(loaded.values()) - sum(before.values()) >= n_prompt - 64
+        assert values_of(url, "prompt_tokens_total")[2] - read >= n_prompt - 64
         assert loaded[2] == before[2]
+        # the answering worker has decoded no more than its last tokens
+        is_loaded = sum(loaded.values()) - sum(before.values()) >= n_prompt - 64
+        assert is_loaded == (answer["timings"]["prompt_n"] < 64), answer["timings"]
+        n_loaded += is_loaded
+    assert n_loaded > 0
 
 
 def test_short_prompts_and_wanted_slots_are_read_where_they_are_answered(reading: Served) -> None:
