@@ -22,7 +22,6 @@ class NativeBatch:
 
     def __init__(self, n_tokens: int = 1, n_ids: int = 1) -> None:
         """Room for so many tokens, and for so many sequence ids in all."""
-        self._n_tokens, self._n_ids = n_tokens, n_ids
         self._token, self._pos = _array(ctypes.c_int32, n_tokens), _array(ctypes.c_int32, n_tokens)
         self._seq_begin, self._seq_id = _array(ctypes.c_int32, n_tokens + 1), _array(ctypes.c_int32, n_ids)
         self._logits, self._checkpoint = _array(ctypes.c_uint8, n_tokens), _array(ctypes.c_uint8, n_tokens)
@@ -43,10 +42,10 @@ class NativeBatch:
         Raises InvalidArgumentError for more sequence ids than 2^31 - 1.
         """
         these = columns(rows)
-        n_tokens, n_ids = len(rows), len(these.seq_id)
+        n_tokens, n_ids = max(len(rows), len(self._token)), max(len(these.seq_id), len(self._seq_id))
         batch = self
-        if n_tokens > self._n_tokens or n_ids > self._n_ids:
-            batch = NativeBatch(max(n_tokens, self._n_tokens), max(n_ids, self._n_ids))
+        if n_tokens > len(self._token) or n_ids > len(self._seq_id):
+            batch = NativeBatch(n_tokens, n_ids)
         batch._write(these)
         return batch
 
