@@ -271,7 +271,7 @@ struct shape {
 TEST_CASE("a product is that of the numbers as they were rounded, in F64") {
     for_each_kernel([](const product_kernel & kernel, ggml_type type) {
         for (const shape & s : {shape{1, 1, 1}, shape{10, 17, 2}, shape{17, 16, 3}, shape{33, 40, 5}, shape{37, 48, 1},
-                                shape{3, 31, 67}, shape{3, 31, 129}, shape{9, 16, 4}}) {
+                                shape{3, 31, 67}, shape{3, 31, 129}, shape{9, 16, 4}, shape{5, 33, 16}, shape{5, 33, 47}}) {
             CAPTURE(s.n_blocks);
             CAPTURE(s.n_out);
             CAPTURE(s.n_rows);
@@ -283,9 +283,10 @@ TEST_CASE("a product is that of the numbers as they were rounded, in F64") {
 
 TEST_CASE("sums of the largest numbers are right, too") {
     for_each_kernel([](const product_kernel & kernel, ggml_type type) {
-        problem p(type, 512, 16, 2);
-        std::fill_n(p.x.begin(), p.n_in, 1.0f);
-        std::fill_n(p.x.begin() + p.n_in, p.n_in, -1.0f);
+        problem p(type, 512, 16, 18); // so many that some are multiplied together, and two alone
+        for (uint32_t r = 0; r < p.n_rows; ++r) {
+            std::fill_n(p.x.begin() + r * p.n_in, p.n_in, r % 2 == 0 ? 1.0f : -1.0f);
+        }
         const size_t n_bytes = ggml_type_size(type);
         for (const uint8_t fill : {0x00, 0x7f, 0x80, 0xff}) {
             CAPTURE(int{fill});
@@ -309,7 +310,7 @@ TEST_CASE("what a row gives depends neither on other rows nor on how the weights
     for_each_kernel([](const product_kernel & kernel, ggml_type type) {
         const problem p(type, 1280, 40, 200);
         const std::vector<float> all = product(kernel, p, p.x, 3);
-        for (const uint32_t n : {1u, 2u, 3u, 4u, 5u, 7u, 8u, 9u, 63u, 64u, 65u}) {
+        for (const uint32_t n : {1u, 2u, 3u, 4u, 5u, 7u, 8u, 9u, 15u, 16u, 17u, 47u, 63u, 64u, 65u}) {
             for (uint32_t first = 0; first + n <= p.n_rows; first += std::max(n, 29u)) {
                 CAPTURE(n);
                 CAPTURE(first);
@@ -357,12 +358,12 @@ TEST_CASE("what is added to a product is added to its sums, as floats are") {
 
 TEST_CASE("numbers that are not finite spoil their own row alone") {
     for_each_kernel([](const product_kernel & kernel, ggml_type type) {
-        problem p(type, 256, 16, 4);
+        problem p(type, 256, 16, 20);
         const std::vector<float> before = product(kernel, p, p.x, 1);
         p.x[256 + 5] = INFINITY;
         p.x[2 * 256 + 7] = std::nanf("");
         const std::vector<float> after = product(kernel, p, p.x, 1);
-        for (const size_t row : {0u, 3u}) {
+        for (const size_t row : {0u, 3u, 19u}) {
             CHECK(memcmp(&after[row * 16], &before[row * 16], 16 * sizeof(float)) == 0);
         }
         CHECK(!std::isfinite(after[16]));

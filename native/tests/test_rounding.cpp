@@ -61,6 +61,7 @@ template <class F> result run(problem & p, F make, int of_team = 1, int of_ggml 
     ggml_cgraph * graph = ggml_new_graph(p.ctx.get());
     ggml_build_forward_expand(graph, rows);
     const ggml_backend_buffer_ptr nodes(ggml_backend_alloc_ctx_tensors(p.ctx.get(), backends.cpu()));
+    ggml_backend_buffer_clear(nodes.get(), 0); // bytes behind a row's last block are left as they are
     REQUIRE(ggml_backend_graph_compute(backends.cpu(), graph) == GGML_STATUS_SUCCESS);
     result result;
     result.bytes.resize(ggml_nbytes(rows));

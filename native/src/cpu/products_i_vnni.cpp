@@ -3,6 +3,8 @@
 #include "cpu/codebooks.h"
 #include "cpu/vnni_256.inl"
 
+#include "cpu/amx_256.inl"
+
 namespace kvg::products_vnni {
 
 namespace {
@@ -275,17 +277,23 @@ template <class W> void run_with_books(const product_job & job, uint32_t begin, 
     books = &all_codebooks();
     run_by_rows<W>(job, begin, end);
 }
+template <class W> void run_squares_with_books(const product_job & job, uint32_t begin, uint32_t end) {
+    books = &all_codebooks();
+    run_squares<W>(job, begin, end);
+}
 
 } // namespace
 
-extern const product_kernel iq2_xxs, iq2_xs, iq2_s, iq3_xxs, iq3_s, iq1_s, iq1_m;
-const product_kernel iq2_xxs = {by_256, run_with_books<iq2_xxs_weights>};
-const product_kernel iq2_xs = {by_256, run_with_books<iq2_xs_weights>};
-const product_kernel iq2_s = {by_256, run_with_books<iq2_s_weights>};
-const product_kernel iq3_xxs = {by_256, run_with_books<iq3_xxs_weights>};
-const product_kernel iq3_s = {by_256, run_with_books<iq3_s_weights>};
-const product_kernel iq1_s = {by_256, run_with_books<iq1_s_weights>};
-const product_kernel iq1_m = {by_256, run_with_books<iq1_m_weights>};
+extern const product_kernel iq2_xxs[2], iq2_xs[2], iq2_s[2], iq3_xxs[2], iq3_s[2], iq1_s[2], iq1_m[2];
+const product_kernel iq2_xxs[2] = {{by_256, run_with_books<iq2_xxs_weights>},
+                                   {by_256, run_squares_with_books<iq2_xxs_weights>}};
+const product_kernel iq2_xs[2] = {{by_256, run_with_books<iq2_xs_weights>}, {by_256, run_squares_with_books<iq2_xs_weights>}};
+const product_kernel iq2_s[2] = {{by_256, run_with_books<iq2_s_weights>}, {by_256, run_squares_with_books<iq2_s_weights>}};
+const product_kernel iq3_xxs[2] = {{by_256, run_with_books<iq3_xxs_weights>},
+                                   {by_256, run_squares_with_books<iq3_xxs_weights>}};
+const product_kernel iq3_s[2] = {{by_256, run_with_books<iq3_s_weights>}, {by_256, run_squares_with_books<iq3_s_weights>}};
+const product_kernel iq1_s[2] = {{by_256, run_with_books<iq1_s_weights>}, {by_256, run_squares_with_books<iq1_s_weights>}};
+const product_kernel iq1_m[2] = {{by_256, run_with_books<iq1_m_weights>}, {by_256, run_squares_with_books<iq1_m_weights>}};
 
 } // namespace kvg::products_vnni
 #endif

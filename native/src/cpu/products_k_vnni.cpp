@@ -2,6 +2,8 @@
 #ifdef __x86_64__
 #include "cpu/vnni_256.inl"
 
+#include "cpu/amx_256.inl"
+
 namespace kvg::products_vnni {
 
 namespace {
@@ -153,6 +155,8 @@ struct q2_k_weights {
     template <class F> static void numbers(const weight_rows & rows, F to) { unpack_two_bits(rows, 16, to); }
 };
 
+template <> constexpr bool SMALL<q2_k_weights> = true; // at most 3 times 15
+
 // 32 bytes of third bits, 256 numbers of 2 bits, 16 scales of 6 bits in 12 bytes, an F16: (scale - 32) * (number + 4 * bit - 4)
 struct q3_k_weights {
     static constexpr size_t BYTES = 110;
@@ -291,15 +295,15 @@ private:
 
 } // namespace
 
-extern const product_kernel q2_k, q3_k, q4_k, q5_k, q6_k, iq4_xs, tq1_0, tq2_0;
-const product_kernel q2_k = {by_256, run_by_lanes<q2_k_weights>};
-const product_kernel q3_k = {by_256, run_by_lanes<q3_k_weights>};
-const product_kernel q4_k = {by_256, run_by_lanes<q4_k_weights>};
-const product_kernel q5_k = {by_256, run_by_lanes<q5_k_weights>};
-const product_kernel q6_k = {by_256, run_by_rows<q6_k_weights>};
-const product_kernel iq4_xs = {by_256, run_by_lanes<iq4_xs_weights>};
-const product_kernel tq1_0 = {by_256, run_by_lanes<tq1_0_weights>};
-const product_kernel tq2_0 = {by_256, run_by_lanes<tq2_0_weights>};
+extern const product_kernel q2_k[2], q3_k[2], q4_k[2], q5_k[2], q6_k[2], iq4_xs[2], tq1_0[2], tq2_0[2];
+const product_kernel q2_k[2] = {{by_256, run_by_lanes<q2_k_weights>}, {by_256, run_squares<q2_k_weights>}};
+const product_kernel q3_k[2] = {{by_256, run_by_lanes<q3_k_weights>}, {by_256, run_squares<q3_k_weights>}};
+const product_kernel q4_k[2] = {{by_256, run_by_lanes<q4_k_weights>}, {by_256, run_squares<q4_k_weights>}};
+const product_kernel q5_k[2] = {{by_256, run_by_lanes<q5_k_weights>}, {by_256, run_squares<q5_k_weights>}};
+const product_kernel q6_k[2] = {{by_256, run_by_rows<q6_k_weights>}, {by_256, run_squares<q6_k_weights>}};
+const product_kernel iq4_xs[2] = {{by_256, run_by_lanes<iq4_xs_weights>}, {by_256, run_squares<iq4_xs_weights>}};
+const product_kernel tq1_0[2] = {{by_256, run_by_lanes<tq1_0_weights>}, {by_256, run_squares<tq1_0_weights>}};
+const product_kernel tq2_0[2] = {{by_256, run_by_lanes<tq2_0_weights>}, {by_256, run_squares<tq2_0_weights>}};
 
 } // namespace kvg::products_vnni
 #endif

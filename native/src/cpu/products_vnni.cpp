@@ -2,6 +2,8 @@
 #ifdef __x86_64__
 #include "cpu/vnni_32.inl"
 
+#include "cpu/amx_32.inl"
+
 namespace kvg::products_vnni {
 
 namespace {
@@ -316,15 +318,15 @@ private:
 
 } // namespace
 
-extern const product_kernel q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl, mxfp4, nvfp4;
-const product_kernel q8_0 = {by_32, run<q8_0_weights>};
-const product_kernel q4_0 = {by_32, run<q4_0_weights>};
-const product_kernel q4_1 = {by_32, run<q4_1_weights>};
-const product_kernel q5_0 = {by_32, run<q5_0_weights>};
-const product_kernel q5_1 = {by_32, run<q5_1_weights>};
-const product_kernel iq4_nl = {by_32, run<iq4_nl_weights>};
-const product_kernel mxfp4 = {by_32, run<mxfp4_weights>};
-const product_kernel nvfp4 = {by_32, run<nvfp4_weights>};
+extern const product_kernel q8_0[2], q4_0[2], q4_1[2], q5_0[2], q5_1[2], iq4_nl[2], mxfp4[2], nvfp4[2];
+const product_kernel q8_0[2] = {{by_32, run<q8_0_weights>}, {by_32, run_squares<q8_0_weights>}};
+const product_kernel q4_0[2] = {{by_32, run<q4_0_weights>}, {by_32, run_squares<q4_0_weights>}};
+const product_kernel q4_1[2] = {{by_32, run<q4_1_weights>}, {by_32, run_squares<q4_1_weights>}};
+const product_kernel q5_0[2] = {{by_32, run<q5_0_weights>}, {by_32, run_squares<q5_0_weights>}};
+const product_kernel q5_1[2] = {{by_32, run<q5_1_weights>}, {by_32, run_squares<q5_1_weights>}};
+const product_kernel iq4_nl[2] = {{by_32, run<iq4_nl_weights>}, {by_32, run_squares<iq4_nl_weights>}};
+const product_kernel mxfp4[2] = {{by_32, run<mxfp4_weights>}, {by_32, run_squares<mxfp4_weights>}};
+const product_kernel nvfp4[2] = {{by_32, run<nvfp4_weights>}, {by_32, run<nvfp4_weights>}};
 
 } // namespace kvg::products_vnni
 #endif

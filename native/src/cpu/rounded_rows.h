@@ -25,7 +25,8 @@ struct rounded_256 {
     int16_t sums32[8];
 };
 
-template <class B> constexpr size_t row_bytes(uint32_t n) { return n + n / B::N * sizeof(B); }
+// Rows begin where lines of memory do: AMX reads 64 numbers of 16 rows six times as fast there.
+template <class B> constexpr size_t row_bytes(uint32_t n) { return (n + n / B::N * sizeof(B) + 63) / 64 * 64; }
 
 namespace products_vnni {
 extern const row_form by_32;

@@ -17,7 +17,8 @@ namespace kvg {
 namespace {
 
 constexpr uint32_t TILE = PRODUCT_TILE;
-constexpr uint32_t MANY = 128; // rows at a time, whose sums stay in L1
+constexpr uint32_t MANY = 128;    // rows at a time, whose sums stay in L1
+constexpr uint32_t TOGETHER = 16; // rows that are multiplied at once, at most
 
 using sums = float[TILE]; // of one row with each row of weights
 
@@ -35,11 +36,11 @@ inline bool meet_in_cache(size_t stride) {
     return stride / 64 % (LINES / 4) == 0;
 }
 
-// The products of up to MANY rows. multiply(weights, rows, n_rows, out) adds them for a tile.
+// The products of up to N rows. multiply(weights, rows, n_rows, out) adds them for a tile.
 //
 // A CPU fetches streams of memory by itself, but one of each page: 16 neighbours of some hundred bytes are none. So rows of a tile are apart.
 // Each begins a stream of rows, and the tiles that follow go on in it. by_streams: not where a tile's rows are read one by one
-template <class ROWS, class F> class tiles {
+template <class ROWS, uint32_t N, class F> class tiles {
 public:
     tiles(const product_job & job, bool by_streams, F multiply) : job_(job), by_streams_(by_streams), multiply_(multiply) {}
 
@@ -131,25 +132,25 @@ private:
         }
     }
 
-    alignas(64) sums sums_[MANY];
+    alignas(64) sums sums_[N];
     const product_job & job_;
     bool by_streams_;
     F multiply_;
 };
 
-// Up to MANY rows at a time with all tiles, so that rows stay in L2.
-template <class ROWS, class F>
+// Up to N rows at a time with all tiles, so that rows stay in L2; whole TOGETHER, as long as there are.
+template <class ROWS, uint32_t N = MANY, class F>
 inline void run_tiles(const product_job & job, uint32_t begin, uint32_t end, size_t stride, F multiply,
                       bool by_streams = true) {
-    const uint32_t n_parts = (job.n_rows + MANY - 1) / MANY;
-    const uint32_t each = n_parts == 0 ? 0 : (job.n_rows + n_parts - 1) / n_parts;
+    const uint32_t n_parts = (job.n_rows + N - 1) / N;
+    const uint32_t each = n_parts == 0 ? 0 : ((job.n_rows + n_parts - 1) / n_parts + TOGETHER - 1) / TOGETHER * TOGETHER;
     for (uint32_t r = 0; r < job.n_rows; r += each) {
         product_job some = job;
         some.rows += r * stride;
         some.out += size_t{r} * job.n_out;
         some.added = job.added ? job.added + size_t{r} * job.n_out : nullptr;
         some.n_rows = std::min(job.n_rows - r, each);
-        tiles<ROWS, F>(some, by_streams && job.n_rows <= ROWS::STREAMED_ROWS, multiply).run(begin, end);
+        tiles<ROWS, N, F>(some, by_streams && job.n_rows <= ROWS::STREAMED_ROWS, multiply).run(begin, end);
     }
 }
 

@@ -27,13 +27,17 @@ constexpr uint32_t GROUPS = BLOCK / 64;
 constexpr size_t AHEAD = 8192; // bytes that are fetched before they are needed, where blocks are read in the order of memory
 template <class W> constexpr uint32_t RUN = W::IN_ORDER ? 64 : 1; // blocks of a row of weights, at most, before the next row's
 
+// What the sum of a block's integers meets in the end: a lane is a row of weights.
+struct block_scales {
+    __m512i pairs[8];  // two I16 in each lane, which meet two sums of 16 or 32 of a row's numbers, and are added
+    __m512 scale;      // of them all
+    __m512 pair_scale; // instead, with MINIMA
+};
+
 // A block of 16 rows of weights: a lane is a row.
-struct tile {
+struct tile : block_scales {
     __m512i numbers[BLOCK / 4]; // unsigned bytes: vector j has numbers 4j to 4j + 3
     __m512i scales[16];         // integers, of 16 or 32 numbers each
-    __m512i pairs[8];           // two I16 in each lane, which meet two sums of 16 or 32 of a row's numbers, and are added
-    __m512 scale;               // of them all
-    __m512 pair_scale;          // instead, with MINIMA
 };
 
 // Rounded rows, at some block.
@@ -59,27 +63,37 @@ template <uint32_t PER_SCALE> inline void lower(tile & of, uint32_t bits) {
     }
 }
 
-// Sums of a row's numbers times `pairs`
-template <uint32_t PER_SCALE> inline __m512i add_pairs(const tile & with, const uint8_t * block) {
+// Sums of a row's numbers times `pairs`, added to `sum`
+template <uint32_t PER_SCALE> inline __m512i add_pairs(const block_scales & with, const uint8_t * block, __m512i sum) {
     constexpr uint32_t n = PER_SCALE == 16 ? 8 : 4;
     constexpr size_t sums = PER_SCALE == 16 ? offsetof(rounded_256, sums16) : offsetof(rounded_256, sums32);
-    __m512i sum = _mm512_setzero_si512();
+#pragma GCC unroll 8
     for (uint32_t i = 0; i < n; ++i) {
         sum = _mm512_dpwssd_epi32(sum, with.pairs[i], _mm512_set1_epi32(load<int32_t>(block + sums + 4 * i)));
     }
     return sum;
 }
+template <uint32_t PER_SCALE> inline __m512i add_pairs(const block_scales & with, const uint8_t * block) {
+    return add_pairs<PER_SCALE>(with, block, _mm512_setzero_si512());
+}
 
-// What a row's sum goes on by: `in_block` is the sum of its integers.
-template <uint32_t PER_SCALE, bool MINIMA>
-inline void add_block(const tile & weights, __m512i in_block, const uint8_t * block, float * out) {
+// A row's sum goes on by its products with a block, and by its sums' with minima. Here alone floats are added.
+template <bool MINIMA>
+[[gnu::always_inline]] inline void add_products(const block_scales & weights, __m512 products, __m512 minima,
+                                                const uint8_t * block, float * out) {
     const __m512 scale = _mm512_set1_ps(load<float>(block));
-    __m512 sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(in_block), _mm512_mul_ps(weights.scale, scale), _mm512_load_ps(out));
+    __m512 sum = _mm512_fmadd_ps(products, _mm512_mul_ps(weights.scale, scale), _mm512_load_ps(out));
     if constexpr (MINIMA) {
-        const __m512 minima = _mm512_cvtepi32_ps(add_pairs<PER_SCALE>(weights, block));
         sum = _mm512_fmadd_ps(minima, _mm512_mul_ps(weights.pair_scale, scale), sum);
     }
     _mm512_store_ps(out, sum);
+}
+
+// The same; `in_block` is the sum of its integers.
+template <uint32_t PER_SCALE, bool MINIMA>
+inline void add_block(const block_scales & weights, __m512i in_block, const uint8_t * block, float * out) {
+    const __m512 minima = MINIMA ? _mm512_cvtepi32_ps(add_pairs<PER_SCALE>(weights, block)) : _mm512_setzero_ps();
+    add_products<MINIMA>(weights, _mm512_cvtepi32_ps(in_block), minima, block, out);
 }
 
 template <uint32_t PER_SCALE, bool MINIMA, uint32_t N> void multiply(const tile & weights, const rounded_rows & x, sums * out) {

@@ -96,7 +96,18 @@ struct rounded_rows {
     const uint8_t * block(uint32_t row, uint32_t b) const { return blocks + row * stride + b * sizeof(rounded_32); }
 };
 
-// N rows' sums go on by a block. Here alone floats are added.
+// A row's sum goes on by its products with a block. Here alone floats are added.
+template <form FORM>
+[[gnu::always_inline]] inline __m512 with_products(__m512 sum, __m512 products, const block_scales & scales,
+                                                   const uint8_t * block) {
+    if constexpr (FORM == MINIMUM) {
+        sum = _mm512_fmadd_ps(scales.others, _mm512_set1_ps(load<float>(block + offsetof(rounded_32, total))), sum);
+    }
+    const __m512 scale = _mm512_set1_ps(load<float>(block + offsetof(rounded_32, scale)));
+    return _mm512_fmadd_ps(products, _mm512_mul_ps(scales.scales, scale), sum);
+}
+
+// N rows' sums go on by a block.
 template <form FORM, uint32_t N>
 inline void add_block(__m512 * sum, const block_numbers & numbers, const block_scales & weights, const rounded_rows & x,
                       uint32_t b) {
@@ -121,14 +132,9 @@ inline void add_block(__m512 * sum, const block_numbers & numbers, const block_s
 #pragma GCC unroll 8
     for (uint32_t r = 0; r < N; ++r) {
         const uint8_t * block = x.block(r, b);
-        if constexpr (FORM == MINIMUM) {
-            sum[r] = _mm512_fmadd_ps(weights.others, _mm512_set1_ps(load<float>(block + offsetof(rounded_32, total))), sum[r]);
-        }
-        const __m512 scale = _mm512_set1_ps(load<float>(block + offsetof(rounded_32, scale)));
-#pragma GCC unroll 2
-        for (uint32_t i = 0; i < PARTS; ++i) {
-            const __m512 both = _mm512_mul_ps(i == 0 ? weights.scales : weights.others, scale);
-            sum[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(products[r][i]), both, sum[r]);
+        sum[r] = with_products<FORM>(sum[r], _mm512_cvtepi32_ps(products[r][0]), weights, block);
+        if constexpr (FORM == HALVES) {
+            sum[r] = with_products<FORM>(sum[r], _mm512_cvtepi32_ps(products[r][1]), {weights.others, weights.others}, block);
         }
     }
 }
@@ -137,14 +143,10 @@ inline void add_block(__m512 * sum, const block_numbers & numbers, const block_s
 template <form FORM>
 inline __m512 with_block(__m512 sum, const four_sums & products, const block_scales & scales, const uint8_t * block) {
     __m512i integers = sums_of_fours(products.of);
-    if constexpr (FORM == MINIMUM) {
-        const __m512 total = _mm512_set1_ps(load<float>(block + offsetof(rounded_32, total)));
-        sum = _mm512_fmadd_ps(scales.others, total, sum);
-    } else {
+    if constexpr (FORM != MINIMUM) {
         integers = _mm512_add_epi32(integers, _mm512_set1_epi32(load<int32_t>(block + offsetof(rounded_32, lift))));
     }
-    const __m512 scale = _mm512_set1_ps(load<float>(block + offsetof(rounded_32, scale)));
-    return _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers), _mm512_mul_ps(scales.scales, scale), sum);
+    return with_products<FORM>(sum, _mm512_cvtepi32_ps(integers), scales, block);
 }
 
 // N rows; numbers_of(b) and scales_of(b) tell what the weights have in block b.
@@ -336,19 +338,25 @@ inline uint32_t part_of_row(uint32_t n_in, uint32_t n_rows) {
     return (n_in / n_parts + 2 * BLOCK - 1) / (2 * BLOCK) * (2 * BLOCK);
 }
 
-template <class W> void run(const product_job & job, uint32_t begin, uint32_t end) {
+// multiply: as multiply_piece
+template <class W, uint32_t N = MANY, class F>
+inline void run_pieces(const product_job & job, uint32_t begin, uint32_t end, F multiply) {
     tile scratch;
     const size_t stride = row_bytes<rounded_32>(job.n_in);
     const uint32_t part = part_of_row(job.n_in, job.n_rows);
-    run_tiles<weight_rows>(job, begin, end, stride,
-                           [&](const weight_rows & weights, const uint8_t * rows, uint32_t n, sums * out) {
-                               for (uint32_t in = 0; in < job.n_in; in += part) {
-                                   const uint32_t b = in / BLOCK;
-                                   const uint32_t n_blocks = (job.n_in - in < part ? job.n_in - in : part) / BLOCK;
-                                   const uint8_t * blocks = rows + job.n_in + b * sizeof(rounded_32);
-                                   multiply_piece<W>(scratch, {weights, b, n_blocks}, {rows + in, blocks, stride}, n, out);
-                               }
-                           });
+    run_tiles<weight_rows, N>(job, begin, end, stride,
+                              [&](const weight_rows & weights, const uint8_t * rows, uint32_t n, sums * out) {
+                                  for (uint32_t in = 0; in < job.n_in; in += part) {
+                                      const uint32_t b = in / BLOCK;
+                                      const uint32_t n_blocks = (job.n_in - in < part ? job.n_in - in : part) / BLOCK;
+                                      const uint8_t * blocks = rows + job.n_in + b * sizeof(rounded_32);
+                                      multiply(scratch, piece<W>{weights, b, n_blocks}, {rows + in, blocks, stride}, n, out);
+                                  }
+                              });
+}
+
+template <class W> void run(const product_job & job, uint32_t begin, uint32_t end) {
+    run_pieces<W>(job, begin, end, multiply_piece<W>);
 }
 
 } // namespace
