@@ -386,3 +386,26 @@ TEST_CASE("the least power of two of MXFP4 is no float's exponent") {
         CHECK(worst(kernel, p, product(kernel, p, p.x, 1)) < 1);
     });
 }
+
+#ifdef __x86_64__
+TEST_CASE("AMX's registers have the shapes that they had before") { // other libraries set theirs once in each thread
+    if (!product_sets_here()[0] || std::string(product_sets_here()[0]->name) != "amx-int8") {
+        return;
+    }
+    for_each_kernel([](const product_kernel & kernel, ggml_type type) {
+        const problem p(type, is_float(type) ? 256 : 2 * block_of(type), 16, 33);
+        for (const uint8_t palette : {0, 1}) {
+            CAPTURE(int{palette});
+            uint8_t before[64] = {palette};
+            before[16] = palette * 48; // bytes of a row
+            before[48] = palette * 5;  // rows
+            uint8_t after[64];
+            asm volatile("ldtilecfg %0" ::"m"(before));
+            product(kernel, p, p.x, 1);
+            asm volatile("sttilecfg %0" : "=m"(after));
+            asm volatile("tilerelease");
+            CHECK(memcmp(after, before, sizeof(after)) == 0);
+        }
+    });
+}
+#endif

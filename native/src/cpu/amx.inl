@@ -24,6 +24,7 @@ struct alignas(64) square {
 };
 
 // As long as it lives, AMX's registers are: 0 to 3 sums, 4 and 5 N signed bytes of 16 rows each, 6 and 7 N of 16 rows of weights.
+// Afterwards they have the shapes that they had before, most often none: ggml's own kernels set theirs once in each thread.
 // Not by the intrinsics, of which GCC 12 doesn't know that they read and write memory.
 template <uint32_t N> class amx_registers {
 public:
@@ -33,11 +34,17 @@ public:
             all.row_bytes[i] = i == 4 || i == 5 ? N : 64;
             all.rows[i] = i < 6 ? SQUARE : N / 4;
         }
+        asm volatile("sttilecfg %0" : "=m"(before_));
         asm volatile("ldtilecfg %0" ::"m"(all));
     }
     amx_registers(const amx_registers &) = delete;
     amx_registers & operator=(const amx_registers &) = delete;
-    ~amx_registers() { asm volatile("tilerelease"); }
+    ~amx_registers() {
+        asm volatile("tilerelease"); // nothing that the system would have to save
+        if (before_.palette != 0) {
+            asm volatile("ldtilecfg %0" ::"m"(before_));
+        }
+    }
 
     // Sums begin with LARGE.
     template <int TO> static void begin() {
@@ -64,6 +71,8 @@ private:
         uint8_t rows[16] = {};
     };
     static_assert(sizeof(layout) == 64);
+
+    layout before_;
 };
 
 } // namespace
