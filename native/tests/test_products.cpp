@@ -270,8 +270,9 @@ struct shape {
 
 TEST_CASE("a product is that of the numbers as they were rounded, in F64") {
     for_each_kernel([](const product_kernel & kernel, ggml_type type) {
-        for (const shape & s : {shape{1, 1, 1}, shape{10, 17, 2}, shape{17, 16, 3}, shape{33, 40, 5}, shape{37, 48, 1},
-                                shape{3, 31, 67}, shape{3, 31, 129}, shape{9, 16, 4}, shape{5, 33, 16}, shape{5, 33, 47}}) {
+        for (const shape & s :
+             {shape{1, 1, 1}, shape{10, 17, 2}, shape{17, 16, 3}, shape{33, 40, 5}, shape{37, 48, 1}, shape{3, 31, 67},
+              shape{3, 31, 129}, shape{3, 17, 300}, shape{9, 16, 4}, shape{5, 33, 16}, shape{5, 33, 47}}) {
             CAPTURE(s.n_blocks);
             CAPTURE(s.n_out);
             CAPTURE(s.n_rows);
