@@ -1,5 +1,6 @@
-// Products of bytes by AMX: an instruction adds those of 64 numbers of 16 rows with the same 64 of 16 rows of weights to 256 sums. Included
-// behind vnni.inl, whose vectors of numbers lie as these instructions take weights. All sums are integers: they are those of VNNI.
+// Products of bytes by AMX. One instruction takes up to 64 bytes of each of 16 rows, and as many of each of 16 rows of weights, and adds their
+// products to 256 sums. Included after vnni.inl: the vectors of numbers that it unpacks lie as the instruction takes weights. All sums are
+// integers, so they are those of VNNI.
 #include <immintrin.h>
 
 #include <cstddef>
@@ -9,23 +10,25 @@ namespace kvg::products_vnni {
 
 namespace {
 
-constexpr uint32_t SQUARE = TOGETHER;       // rows that are multiplied with a tile at once
-constexpr uint32_t MANY_SQUARES = 2 * MANY; // rows at a time: the second-level caches of CPUs with AMX have 2 MiB
+constexpr uint32_t SQUARE = TOGETHER;      // rows of a square: as many as a tile has rows of weights
+constexpr uint32_t MANY_BY_AMX = 2 * MANY; // rows at a time: the second-level caches of CPUs with AMX have 2 MiB
 
-// Neighbours of a float of this size are 1 apart. So an integer that is added to its bits is added to the float, and LARGE taken off leaves
-// the integer as a float. While AMX multiplies, a CPU subtracts floats twice as fast as it converts integers.
+// Makes floats of integers. Two floats of this size that follow one another are 1 apart. So a sum of integers begins with the bits of LARGE,
+// and is then the bits of LARGE + sum; LARGE is subtracted as a float. While AMX multiplies, a CPU subtracts floats twice as fast as it converts
+// integers.
 constexpr float LARGE = 0x1.8p23f;
-constexpr int32_t MOST_BESIDE_LARGE = 1 << 22;
+constexpr int32_t MOST_ON_LARGE = 1 << 22; // sums are smaller
 inline __m512 from_large(__m512 v) { return _mm512_sub_ps(v, _mm512_set1_ps(LARGE)); }
 
-// 16 rows' sums with 16 rows of weights, beside LARGE: vector i has those of row i.
-struct alignas(64) square {
+// Sums of 16 rows with 16 rows of weights, each with LARGE added: vector i has those of row i.
+struct square {
     __m512 of[SQUARE];
 };
 
-// As long as it lives, AMX's registers are: 0 to 3 sums, 4 and 5 N signed bytes of 16 rows each, 6 and 7 N of 16 rows of weights.
+// As long as it lives, this thread may use AMX's registers: 0 to 3 for sums, 4 and 5 for N bytes of each of 16 rows, 6 and 7 for N bytes of each
+// of 16 rows of weights. All bytes have signs. Instructions are written as assembly: GCC 12 doesn't know that its intrinsics read and write
+// memory.
 // Afterwards they have the shapes that they had before, most often none: ggml's own kernels set theirs once in each thread.
-// Not by the intrinsics, of which GCC 12 doesn't know that they read and write memory.
 template <uint32_t N> class amx_registers {
 public:
     amx_registers() {
@@ -52,11 +55,12 @@ public:
                                                       LARGE, LARGE, LARGE, LARGE, LARGE, LARGE, LARGE, LARGE};
         load<TO>(large, 0);
     }
-    // 16 vectors that are `stride` bytes apart
+    // As many vectors as the register has, `stride` bytes apart
     template <int TO> static void load(const void * from, size_t stride) {
         asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(TO) : "memory");
     }
-    template <int TO, int ROWS, int WEIGHTS> static void add_products() {
+    // Adds the products of two registers to the sums of a third.
+    template <int TO, int ROWS, int WEIGHTS> static void multiply() {
         asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(TO), "i"(ROWS), "i"(WEIGHTS));
     }
     template <int FROM> static void store(square & to) {

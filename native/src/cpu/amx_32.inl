@@ -1,4 +1,4 @@
-// Products of many rows with weights in blocks of 32, by AMX. Included behind vnni_32.inl.
+// Products of many rows with weights in blocks of 32, by AMX. Included after vnni_32.inl.
 #include "cpu/amx.inl"
 
 namespace kvg::products_vnni {
@@ -6,9 +6,9 @@ namespace kvg::products_vnni {
 namespace {
 
 using amx_32 = amx_registers<BLOCK>;
-static_assert(BLOCK * 127 * 128 < MOST_BESIDE_LARGE); // a sum of a block's products
+static_assert(BLOCK * 127 * 128 < MOST_ON_LARGE); // a sum of a block's products
 
-// What 16 rows have beside a block's numbers.
+// Where the scales of a block of 16 rows are: of block 0, then of the next one after each advance().
 class blocks_of_square {
 public:
     explicit blocks_of_square(const rounded_rows & x) : stride_(x.stride), stride3_(3 * x.stride) {
@@ -39,7 +39,7 @@ template <int I>
     amx_32::load<4 + I>(x.at(0, b), x.stride);
     amx_32::load<6 + I>(weights.numbers[b].at, sizeof(__m512i));
     amx_32::begin<I>();
-    amx_32::add_products<I, 4 + I, 6 + I>();
+    amx_32::multiply<I, 4 + I, 6 + I>();
     amx_32::store<I>(to);
 }
 
@@ -84,18 +84,21 @@ template <form FORM> void multiply_square(const tile & weights, uint32_t n_block
     }
 }
 
-// Whole squares of rows by AMX, those that are left over by VNNI
+// Rows of whole squares by AMX, those that are left over by VNNI: first, as it takes numbers as they are unpacked.
 template <class W>
-void multiply_many(tile & scratch, const piece<W> & weights, const rounded_rows & x, uint32_t n_rows, sums * out) {
+void multiply_piece_by_amx(tile & scratch, const piece<W> & weights, const rounded_rows & x, uint32_t n_rows, sums * out) {
+    static_assert(W::FORM != HALVES); // of which a block would have two sums
     unpack(scratch, weights);
     const uint32_t in_squares = n_rows / SQUARE * SQUARE;
     by_eights(n_rows - in_squares, [&](auto n, uint32_t i) {
         const uint32_t r = in_squares + i;
         multiply_tile<W::FORM, n>(scratch, weights.n_blocks, x.from(r), out + r);
     });
-    for (uint32_t b = 0; W::FORM == RAISED && b < weights.n_blocks; ++b) {
-        for (__m512i & four : scratch.numbers[b].at) {
-            four = _mm512_xor_si512(four, bytes(0x80)); // numbers with signs again
+    if constexpr (W::FORM == RAISED) {
+        for (uint32_t b = 0; b < weights.n_blocks; ++b) {
+            for (__m512i & four : scratch.numbers[b].at) {
+                four = _mm512_xor_si512(four, bytes(0x80)); // numbers with signs again
+            }
         }
     }
     for (uint32_t r = 0; r < in_squares; r += SQUARE) {
@@ -103,12 +106,12 @@ void multiply_many(tile & scratch, const piece<W> & weights, const rounded_rows 
     }
 }
 
-template <class W> void run_squares(const product_job & job, uint32_t begin, uint32_t end) {
+template <class W> void run_by_amx(const product_job & job, uint32_t begin, uint32_t end) {
     if (job.n_rows < SQUARE) {
         return run<W>(job, begin, end);
     }
     const amx_32 registers;
-    run_pieces<W, MANY_SQUARES>(job, begin, end, multiply_many<W>);
+    run_pieces<W, MANY_BY_AMX>(job, begin, end, multiply_piece_by_amx<W>);
 }
 
 } // namespace

@@ -1,5 +1,7 @@
 #include "cpu/products.h"
 
+#include "cpu/vnni_kernels.h"
+
 #ifdef __aarch64__
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -11,12 +13,6 @@
 
 namespace kvg {
 
-namespace products_vnni {
-// Each by VNNI alone, and with AMX
-extern const product_kernel q8_0[2], q4_0[2], q4_1[2], q5_0[2], q5_1[2], iq4_nl[2], mxfp4[2], nvfp4[2];
-extern const product_kernel q2_k[2], q3_k[2], q4_k[2], q5_k[2], q6_k[2], iq4_xs[2], tq1_0[2], tq2_0[2];
-extern const product_kernel iq2_xxs[2], iq2_xs[2], iq2_s[2], iq3_xxs[2], iq3_s[2], iq1_s[2], iq1_m[2];
-} // namespace products_vnni
 namespace products_float {
 extern const product_set avx512, avx512_bf16;
 }
@@ -42,61 +38,66 @@ bool may_use_amx() {
     return has_amx && syscall(SYS_arch_prctl, REQUEST, TILES) == 0;
 }
 
-template <bool AMX> const product_kernel * vnni_kernel_for(ggml_type type) {
+const products_vnni::type_kernels * vnni_kernels_for(ggml_type type) {
     switch (type) {
     case GGML_TYPE_Q8_0:
-        return &products_vnni::q8_0[AMX];
+        return &products_vnni::q8_0;
     case GGML_TYPE_Q4_0:
-        return &products_vnni::q4_0[AMX];
+        return &products_vnni::q4_0;
     case GGML_TYPE_Q4_1:
-        return &products_vnni::q4_1[AMX];
+        return &products_vnni::q4_1;
     case GGML_TYPE_Q5_0:
-        return &products_vnni::q5_0[AMX];
+        return &products_vnni::q5_0;
     case GGML_TYPE_Q5_1:
-        return &products_vnni::q5_1[AMX];
+        return &products_vnni::q5_1;
     case GGML_TYPE_IQ4_NL:
-        return &products_vnni::iq4_nl[AMX];
+        return &products_vnni::iq4_nl;
     case GGML_TYPE_MXFP4:
-        return &products_vnni::mxfp4[AMX];
+        return &products_vnni::mxfp4;
     case GGML_TYPE_NVFP4:
-        return &products_vnni::nvfp4[AMX];
+        return &products_vnni::nvfp4;
     case GGML_TYPE_Q2_K:
-        return &products_vnni::q2_k[AMX];
+        return &products_vnni::q2_k;
     case GGML_TYPE_Q3_K:
-        return &products_vnni::q3_k[AMX];
+        return &products_vnni::q3_k;
     case GGML_TYPE_Q4_K:
-        return &products_vnni::q4_k[AMX];
+        return &products_vnni::q4_k;
     case GGML_TYPE_Q5_K:
-        return &products_vnni::q5_k[AMX];
+        return &products_vnni::q5_k;
     case GGML_TYPE_Q6_K:
-        return &products_vnni::q6_k[AMX];
+        return &products_vnni::q6_k;
     case GGML_TYPE_IQ4_XS:
-        return &products_vnni::iq4_xs[AMX];
+        return &products_vnni::iq4_xs;
     case GGML_TYPE_TQ1_0:
-        return &products_vnni::tq1_0[AMX];
+        return &products_vnni::tq1_0;
     case GGML_TYPE_TQ2_0:
-        return &products_vnni::tq2_0[AMX];
+        return &products_vnni::tq2_0;
     case GGML_TYPE_IQ2_XXS:
-        return &products_vnni::iq2_xxs[AMX];
+        return &products_vnni::iq2_xxs;
     case GGML_TYPE_IQ2_XS:
-        return &products_vnni::iq2_xs[AMX];
+        return &products_vnni::iq2_xs;
     case GGML_TYPE_IQ2_S:
-        return &products_vnni::iq2_s[AMX];
+        return &products_vnni::iq2_s;
     case GGML_TYPE_IQ3_XXS:
-        return &products_vnni::iq3_xxs[AMX];
+        return &products_vnni::iq3_xxs;
     case GGML_TYPE_IQ3_S:
-        return &products_vnni::iq3_s[AMX];
+        return &products_vnni::iq3_s;
     case GGML_TYPE_IQ1_S:
-        return &products_vnni::iq1_s[AMX];
+        return &products_vnni::iq1_s;
     case GGML_TYPE_IQ1_M:
-        return &products_vnni::iq1_m[AMX];
+        return &products_vnni::iq1_m;
     default:
         return nullptr;
     }
 }
 
-const product_set amx_int8 = {"amx-int8", vnni_kernel_for<true>};
-const product_set avx512_vnni = {"avx512-vnni", vnni_kernel_for<false>};
+template <const product_kernel * products_vnni::type_kernels::* SET> const product_kernel * vnni_kernel_for(ggml_type type) {
+    const products_vnni::type_kernels * kernels = vnni_kernels_for(type);
+    return kernels ? kernels->*SET : nullptr;
+}
+
+const product_set amx_int8 = {"amx-int8", vnni_kernel_for<&products_vnni::type_kernels::amx>};
+const product_set avx512_vnni = {"avx512-vnni", vnni_kernel_for<&products_vnni::type_kernels::vnni>};
 #endif
 
 } // namespace

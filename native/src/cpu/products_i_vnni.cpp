@@ -1,7 +1,8 @@
-// Types in blocks of 256 whose numbers are indices into a codebook, on x86 with AVX-512 VNNI.
+// Types in blocks of 256 whose numbers are indices into a codebook, on x86 with AVX-512 VNNI, and with AMX.
 #ifdef __x86_64__
 #include "cpu/codebooks.h"
 #include "cpu/vnni_256.inl"
+#include "cpu/vnni_kernels.h"
 
 #include "cpu/amx_256.inl"
 
@@ -102,6 +103,7 @@ inline __m512 scaled(const weight_rows & rows, float power) { return _mm512_mul_
 struct iq2_xxs_weights {
     static constexpr size_t BYTES = 66;
     static constexpr uint32_t PER_SCALE = 32;
+    static constexpr bool MINIMA = false;
     static constexpr uint32_t RAISED = 6;
     static constexpr bool IN_ORDER = false;
 
@@ -124,6 +126,7 @@ struct iq2_xxs_weights {
 struct iq2_xs_weights {
     static constexpr size_t BYTES = 74;
     static constexpr uint32_t PER_SCALE = 16;
+    static constexpr bool MINIMA = false;
     static constexpr uint32_t RAISED = 6;
     static constexpr bool IN_ORDER = false;
 
@@ -145,6 +148,7 @@ struct iq2_xs_weights {
 struct iq2_s_weights {
     static constexpr size_t BYTES = 82;
     static constexpr uint32_t PER_SCALE = 16;
+    static constexpr bool MINIMA = false;
     static constexpr uint32_t RAISED = 6;
     static constexpr bool IN_ORDER = false;
 
@@ -168,6 +172,7 @@ struct iq2_s_weights {
 struct iq3_xxs_weights {
     static constexpr size_t BYTES = 98;
     static constexpr uint32_t PER_SCALE = 32;
+    static constexpr bool MINIMA = false;
     static constexpr uint32_t RAISED = 6;
     static constexpr bool IN_ORDER = false;
 
@@ -191,6 +196,7 @@ struct iq3_xxs_weights {
 struct iq3_s_weights {
     static constexpr size_t BYTES = 110;
     static constexpr uint32_t PER_SCALE = 32;
+    static constexpr bool MINIMA = false;
     static constexpr uint32_t RAISED = 6;
     static constexpr bool IN_ORDER = false;
 
@@ -225,6 +231,7 @@ inline __m512i of_iq1(const indices_and_signs & row, uint32_t i) {
 struct iq1_s_weights {
     static constexpr size_t BYTES = 50;
     static constexpr uint32_t PER_SCALE = 32;
+    static constexpr bool MINIMA = false;
     static constexpr uint32_t RAISED = 4;
     static constexpr bool IN_ORDER = false;
 
@@ -247,6 +254,7 @@ struct iq1_s_weights {
 struct iq1_m_weights {
     static constexpr size_t BYTES = 56;
     static constexpr uint32_t PER_SCALE = 16;
+    static constexpr bool MINIMA = false;
     static constexpr uint32_t RAISED = 4;
     static constexpr bool IN_ORDER = false;
 
@@ -273,27 +281,25 @@ struct iq1_m_weights {
     static __m512i group(const uint8_t *, const of_row & row, uint32_t i) { return of_iq1(row, i); }
 };
 
-template <class W> void run_with_books(const product_job & job, uint32_t begin, uint32_t end) {
+template <void (*RUN)(const product_job &, uint32_t, uint32_t)>
+void with_books(const product_job & job, uint32_t begin, uint32_t end) {
     books = &all_codebooks();
-    run_by_rows<W>(job, begin, end);
+    RUN(job, begin, end);
 }
-template <class W> void run_squares_with_books(const product_job & job, uint32_t begin, uint32_t end) {
-    books = &all_codebooks();
-    run_squares<W>(job, begin, end);
-}
+
+template <class W> constexpr product_kernel by_vnni = {by_256, with_books<run<W>>};
+template <class W> constexpr product_kernel by_amx = {by_256, with_books<run_by_amx<W>>};
+template <class W> constexpr type_kernels kernels_of = {&by_vnni<W>, &by_amx<W>};
 
 } // namespace
 
-extern const product_kernel iq2_xxs[2], iq2_xs[2], iq2_s[2], iq3_xxs[2], iq3_s[2], iq1_s[2], iq1_m[2];
-const product_kernel iq2_xxs[2] = {{by_256, run_with_books<iq2_xxs_weights>},
-                                   {by_256, run_squares_with_books<iq2_xxs_weights>}};
-const product_kernel iq2_xs[2] = {{by_256, run_with_books<iq2_xs_weights>}, {by_256, run_squares_with_books<iq2_xs_weights>}};
-const product_kernel iq2_s[2] = {{by_256, run_with_books<iq2_s_weights>}, {by_256, run_squares_with_books<iq2_s_weights>}};
-const product_kernel iq3_xxs[2] = {{by_256, run_with_books<iq3_xxs_weights>},
-                                   {by_256, run_squares_with_books<iq3_xxs_weights>}};
-const product_kernel iq3_s[2] = {{by_256, run_with_books<iq3_s_weights>}, {by_256, run_squares_with_books<iq3_s_weights>}};
-const product_kernel iq1_s[2] = {{by_256, run_with_books<iq1_s_weights>}, {by_256, run_squares_with_books<iq1_s_weights>}};
-const product_kernel iq1_m[2] = {{by_256, run_with_books<iq1_m_weights>}, {by_256, run_squares_with_books<iq1_m_weights>}};
+const type_kernels iq2_xxs = kernels_of<iq2_xxs_weights>;
+const type_kernels iq2_xs = kernels_of<iq2_xs_weights>;
+const type_kernels iq2_s = kernels_of<iq2_s_weights>;
+const type_kernels iq3_xxs = kernels_of<iq3_xxs_weights>;
+const type_kernels iq3_s = kernels_of<iq3_s_weights>;
+const type_kernels iq1_s = kernels_of<iq1_s_weights>;
+const type_kernels iq1_m = kernels_of<iq1_m_weights>;
 
 } // namespace kvg::products_vnni
 #endif

@@ -1,6 +1,7 @@
-// K-quants, and other types in blocks of 256 that need no codebook, on x86 with AVX-512 VNNI.
+// K-quants, and other types in blocks of 256 that need no codebook, on x86 with AVX-512 VNNI, and with AMX.
 #ifdef __x86_64__
 #include "cpu/vnni_256.inl"
+#include "cpu/vnni_kernels.h"
 
 #include "cpu/amx_256.inl"
 
@@ -99,6 +100,7 @@ struct q5_k_weights {
 struct q6_k_weights {
     static constexpr size_t BYTES = 210;
     static constexpr uint32_t PER_SCALE = 16;
+    static constexpr bool MINIMA = false;
     static constexpr uint32_t RAISED = 5;
     static constexpr bool IN_ORDER = true;
 
@@ -155,7 +157,7 @@ struct q2_k_weights {
     template <class F> static void numbers(const weight_rows & rows, F to) { unpack_two_bits(rows, 16, to); }
 };
 
-template <> constexpr bool SMALL<q2_k_weights> = true; // at most 3 times 15
+template <> constexpr bool IN_BYTES<q2_k_weights> = true; // at most 3 times 15
 
 // 32 bytes of third bits, 256 numbers of 2 bits, 16 scales of 6 bits in 12 bytes, an F16: (scale - 32) * (number + 4 * bit - 4)
 struct q3_k_weights {
@@ -293,17 +295,20 @@ private:
     }
 };
 
+template <class W> constexpr product_kernel by_vnni = {by_256, run<W>};
+template <class W> constexpr product_kernel by_amx = {by_256, run_by_amx<W>};
+template <class W> constexpr type_kernels kernels_of = {&by_vnni<W>, &by_amx<W>};
+
 } // namespace
 
-extern const product_kernel q2_k[2], q3_k[2], q4_k[2], q5_k[2], q6_k[2], iq4_xs[2], tq1_0[2], tq2_0[2];
-const product_kernel q2_k[2] = {{by_256, run_by_lanes<q2_k_weights>}, {by_256, run_squares<q2_k_weights>}};
-const product_kernel q3_k[2] = {{by_256, run_by_lanes<q3_k_weights>}, {by_256, run_squares<q3_k_weights>}};
-const product_kernel q4_k[2] = {{by_256, run_by_lanes<q4_k_weights>}, {by_256, run_squares<q4_k_weights>}};
-const product_kernel q5_k[2] = {{by_256, run_by_lanes<q5_k_weights>}, {by_256, run_squares<q5_k_weights>}};
-const product_kernel q6_k[2] = {{by_256, run_by_rows<q6_k_weights>}, {by_256, run_squares<q6_k_weights>}};
-const product_kernel iq4_xs[2] = {{by_256, run_by_lanes<iq4_xs_weights>}, {by_256, run_squares<iq4_xs_weights>}};
-const product_kernel tq1_0[2] = {{by_256, run_by_lanes<tq1_0_weights>}, {by_256, run_squares<tq1_0_weights>}};
-const product_kernel tq2_0[2] = {{by_256, run_by_lanes<tq2_0_weights>}, {by_256, run_squares<tq2_0_weights>}};
+const type_kernels q2_k = kernels_of<q2_k_weights>;
+const type_kernels q3_k = kernels_of<q3_k_weights>;
+const type_kernels q4_k = kernels_of<q4_k_weights>;
+const type_kernels q5_k = kernels_of<q5_k_weights>;
+const type_kernels q6_k = kernels_of<q6_k_weights>;
+const type_kernels iq4_xs = kernels_of<iq4_xs_weights>;
+const type_kernels tq1_0 = kernels_of<tq1_0_weights>;
+const type_kernels tq2_0 = kernels_of<tq2_0_weights>;
 
 } // namespace kvg::products_vnni
 #endif

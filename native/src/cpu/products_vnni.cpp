@@ -1,6 +1,7 @@
-// Types in blocks of 32 on x86 with AVX-512 VNNI.
+// Types in blocks of 32 on x86 with AVX-512 VNNI, and with AMX.
 #ifdef __x86_64__
 #include "cpu/vnni_32.inl"
+#include "cpu/vnni_kernels.h"
 
 #include "cpu/amx_32.inl"
 
@@ -316,17 +317,20 @@ private:
     }
 };
 
+template <class W> constexpr product_kernel by_vnni = {by_32, run<W>};
+template <class W> constexpr product_kernel by_amx = {by_32, run_by_amx<W>};
+template <class W> constexpr type_kernels kernels_of = {&by_vnni<W>, &by_amx<W>};
+
 } // namespace
 
-extern const product_kernel q8_0[2], q4_0[2], q4_1[2], q5_0[2], q5_1[2], iq4_nl[2], mxfp4[2], nvfp4[2];
-const product_kernel q8_0[2] = {{by_32, run<q8_0_weights>}, {by_32, run_squares<q8_0_weights>}};
-const product_kernel q4_0[2] = {{by_32, run<q4_0_weights>}, {by_32, run_squares<q4_0_weights>}};
-const product_kernel q4_1[2] = {{by_32, run<q4_1_weights>}, {by_32, run_squares<q4_1_weights>}};
-const product_kernel q5_0[2] = {{by_32, run<q5_0_weights>}, {by_32, run_squares<q5_0_weights>}};
-const product_kernel q5_1[2] = {{by_32, run<q5_1_weights>}, {by_32, run_squares<q5_1_weights>}};
-const product_kernel iq4_nl[2] = {{by_32, run<iq4_nl_weights>}, {by_32, run_squares<iq4_nl_weights>}};
-const product_kernel mxfp4[2] = {{by_32, run<mxfp4_weights>}, {by_32, run_squares<mxfp4_weights>}};
-const product_kernel nvfp4[2] = {{by_32, run<nvfp4_weights>}, {by_32, run<nvfp4_weights>}};
+const type_kernels q8_0 = kernels_of<q8_0_weights>;
+const type_kernels q4_0 = kernels_of<q4_0_weights>;
+const type_kernels q4_1 = kernels_of<q4_1_weights>;
+const type_kernels q5_0 = kernels_of<q5_0_weights>;
+const type_kernels q5_1 = kernels_of<q5_1_weights>;
+const type_kernels iq4_nl = kernels_of<iq4_nl_weights>;
+const type_kernels mxfp4 = kernels_of<mxfp4_weights>;
+const type_kernels nvfp4 = {&by_vnni<nvfp4_weights>, nullptr}; // a block of HALVES would have two sums
 
 } // namespace kvg::products_vnni
 #endif

@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint32_t TILE = PRODUCT_TILE;
 constexpr uint32_t MANY = 128;    // rows at a time, whose sums stay in L1
-constexpr uint32_t TOGETHER = 16; // rows that are multiplied at once, at most
+constexpr uint32_t TOGETHER = 16; // rows that are multiplied at once, at most; by AMX, twice as many
 
 using sums = float[TILE]; // of one row with each row of weights
 

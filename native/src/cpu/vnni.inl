@@ -200,6 +200,7 @@ template <uint32_t N, class F> inline void by(uint32_t & r, uint32_t n_rows, F f
     }
 }
 
+// Eight rows at a time, as long as there are so many
 template <class F> inline void by_eights(uint32_t n_rows, F f) {
     uint32_t r = 0;
     by<8>(r, n_rows, f);

@@ -3,11 +3,11 @@
 // A type of weights is a struct W with
 //   BYTES               of a block
 //   PER_SCALE           numbers with an integer scale of their own: 16, 32, or 256 where there is none
-// and, if it is unpacked by lanes, of which each is a row of weights,
 //   MINIMA              whether what is added to a scaled number has a scale of its own
+// and, if it is unpacked by lanes, of which each is a row of weights,
 //   scales(to, rows)    fills a tile's scales and pairs from a block of 16 rows
 //   numbers(rows, to)   calls to(j, v) for each vector j of its numbers
-// or else, if it is unpacked row by row,
+// or else, if it is unpacked row by row, without MINIMA,
 //   RAISED                    numbers are bytes, raised by 2 to this power, and below 128
 //   of_row                    what prepare(block, of_row) makes of a row's block
 //   scales(block, of_row)     integers of 16 bits, 16 or 8 of them
@@ -27,11 +27,11 @@ constexpr uint32_t GROUPS = BLOCK / 64;
 constexpr size_t AHEAD = 8192; // bytes that are fetched before they are needed, where blocks are read in the order of memory
 template <class W> constexpr uint32_t RUN = W::IN_ORDER ? 64 : 1; // blocks of a row of weights, at most, before the next row's
 
-// What the sum of a block's integers meets in the end: a lane is a row of weights.
+// What a block's sums are multiplied by in the end: a lane is a row of weights.
 struct block_scales {
-    __m512i pairs[8];  // two I16 in each lane, which meet two sums of 16 or 32 of a row's numbers, and are added
-    __m512 scale;      // of them all
-    __m512 pair_scale; // instead, with MINIMA
+    __m512i pairs[8];  // two I16 in each lane: factors of two sums of 16 or 32 of a row's numbers
+    __m512 scale;      // of the block's sum of products; without MINIMA, of the pairs' products, too
+    __m512 pair_scale; // of the pairs' products, with MINIMA
 };
 
 // A block of 16 rows of weights: a lane is a row.
@@ -63,7 +63,7 @@ template <uint32_t PER_SCALE> inline void lower(tile & of, uint32_t bits) {
     }
 }
 
-// Sums of a row's numbers times `pairs`, added to `sum`
+// Adds the products of a row's sums of numbers with `pairs` to `sum`.
 template <uint32_t PER_SCALE> inline __m512i add_pairs(const block_scales & with, const uint8_t * block, __m512i sum) {
     constexpr uint32_t n = PER_SCALE == 16 ? 8 : 4;
     constexpr size_t sums = PER_SCALE == 16 ? offsetof(rounded_256, sums16) : offsetof(rounded_256, sums32);
@@ -77,7 +77,8 @@ template <uint32_t PER_SCALE> inline __m512i add_pairs(const block_scales & with
     return add_pairs<PER_SCALE>(with, block, _mm512_setzero_si512());
 }
 
-// A row's sum goes on by its products with a block, and by its sums' with minima. Here alone floats are added.
+// A row's sum goes on by its products with a block, and by what add_pairs() gives with minima. All kernels add floats here, so that they give
+// the same bits.
 template <bool MINIMA>
 [[gnu::always_inline]] inline void add_products(const block_scales & weights, __m512 products, __m512 minima,
                                                 const uint8_t * block, float * out) {
@@ -89,7 +90,7 @@ template <bool MINIMA>
     _mm512_store_ps(out, sum);
 }
 
-// The same; `in_block` is the sum of its integers.
+// The same; `in_block`: the products as integers
 template <uint32_t PER_SCALE, bool MINIMA>
 inline void add_block(const block_scales & weights, __m512i in_block, const uint8_t * block, float * out) {
     const __m512 minima = MINIMA ? _mm512_cvtepi32_ps(add_pairs<PER_SCALE>(weights, block)) : _mm512_setzero_ps();
@@ -305,7 +306,12 @@ void multiply_in_order(tile & scratch, const weight_rows & weights, const rounde
     }
 }
 
-// The same block by lanes
+template <class W> void unpack_lanes(tile & to, const weight_rows & rows) {
+    W::scales(to, rows);
+    W::numbers(rows, [&](uint32_t j, __m512i v) __attribute__((always_inline)) { to.numbers[j] = v; });
+}
+
+// A type that is unpacked row by row: rows are then turned, so that a lane is a row.
 template <class W> void unpack_rows(tile & to, const weight_rows & rows) {
     const blocks_of_rows<W> blocks(rows);
     to.scale = W::scale(rows);
@@ -333,14 +339,21 @@ template <class W> void unpack_rows(tile & to, const weight_rows & rows) {
     }
 }
 
-template <class W> void unpack(tile & to, const weight_rows & rows) {
-    W::scales(to, rows);
-    W::numbers(rows, [&](uint32_t j, __m512i v) __attribute__((always_inline)) { to.numbers[j] = v; });
+template <class W, class = void> constexpr bool BY_ROWS = false;
+template <class W> constexpr bool BY_ROWS<W, std::void_t<typename W::of_row>> = true;
+
+// A function of its own: in line it makes products with some types 2 % slower.
+template <class W> [[gnu::noinline]] void unpack(tile & to, const weight_rows & rows) {
+    if constexpr (BY_ROWS<W>) {
+        unpack_rows<W>(to, rows);
+    } else {
+        unpack_lanes<W>(to, rows);
+    }
 }
 
-// FEW: as many rows or fewer are multiplied without a tile; unpack(to, weights): makes one. BY_STREAMS: as in tiles
-template <class W, bool MINIMA, uint32_t FEW, bool BY_STREAMS, class F, class G>
-inline void run_blocks(const product_job & job, uint32_t begin, uint32_t end, F multiply_few, G unpack) {
+// FEW: as many rows or fewer are multiplied without a tile. BY_STREAMS: as in tiles
+template <class W, uint32_t FEW, bool BY_STREAMS, class F>
+inline void run_blocks(const product_job & job, uint32_t begin, uint32_t end, F multiply_few) {
     tile scratch;
     const size_t stride = row_bytes<rounded_256>(job.n_in);
     const uint32_t n_blocks = job.n_in / BLOCK;
@@ -352,9 +365,9 @@ inline void run_blocks(const product_job & job, uint32_t begin, uint32_t end, F 
         for (uint32_t b = 0; b < n_blocks; ++b) {
             const weight_rows block = weights.from(b * W::BYTES);
             weights.fetch_behind<W::BYTES>(b * W::BYTES);
-            unpack(scratch, block);
+            unpack<W>(scratch, block);
             by_eights(n, [&](auto count, uint32_t r) {
-                multiply<W::PER_SCALE, MINIMA, count>(scratch, x.from_block(b).from(r), out + r);
+                multiply<W::PER_SCALE, W::MINIMA, count>(scratch, x.from_block(b).from(r), out + r);
             });
         }
     };
@@ -371,7 +384,7 @@ template <class W> void run_by_lanes(const product_job & job, uint32_t begin, ui
         }
     };
     constexpr uint32_t FEW = W::PER_SCALE == 16 ? 3 : 5; // there are not enough registers for more sums
-    run_blocks<W, W::MINIMA, FEW, true>(job, begin, end, few, unpack<W>);
+    run_blocks<W, FEW, true>(job, begin, end, few);
 }
 
 // A token and up to four drafts go row by row, more rows by lanes.
@@ -388,7 +401,15 @@ template <class W> void run_by_rows(const product_job & job, uint32_t begin, uin
             }
         }
     };
-    run_blocks<W, false, 5, !W::IN_ORDER>(job, begin, end, few, unpack_rows<W>);
+    run_blocks<W, 5, !W::IN_ORDER>(job, begin, end, few);
+}
+
+template <class W> void run(const product_job & job, uint32_t begin, uint32_t end) {
+    if constexpr (BY_ROWS<W>) {
+        run_by_rows<W>(job, begin, end);
+    } else {
+        run_by_lanes<W>(job, begin, end);
+    }
 }
 
 } // namespace

@@ -27,7 +27,7 @@ constexpr uint32_t CHUNK = 512; // weights of a row at a time, at most: unpacked
 
 enum form {
     RAISED,  // scale * (byte - 128)
-    MINIMUM, // scale * byte + minimum
+    MINIMUM, // scale * byte + minimum; bytes are below 128, as AMX takes them for signed ones
     HALVES,  // scale * (byte - 128) with one scale for 16 numbers, and one for the other 16
 };
 
@@ -96,7 +96,7 @@ struct rounded_rows {
     const uint8_t * block(uint32_t row, uint32_t b) const { return blocks + row * stride + b * sizeof(rounded_32); }
 };
 
-// A row's sum goes on by its products with a block. Here alone floats are added.
+// A row's sum goes on by its products with a block. All kernels add floats here, so that they give the same bits.
 template <form FORM>
 [[gnu::always_inline]] inline __m512 with_products(__m512 sum, __m512 products, const block_scales & scales,
                                                    const uint8_t * block) {
@@ -338,21 +338,21 @@ inline uint32_t part_of_row(uint32_t n_in, uint32_t n_rows) {
     return (n_in / n_parts + 2 * BLOCK - 1) / (2 * BLOCK) * (2 * BLOCK);
 }
 
-// multiply: as multiply_piece
+// N: rows at a time; multiply: as multiply_piece
 template <class W, uint32_t N = MANY, class F>
 inline void run_pieces(const product_job & job, uint32_t begin, uint32_t end, F multiply) {
     tile scratch;
     const size_t stride = row_bytes<rounded_32>(job.n_in);
     const uint32_t part = part_of_row(job.n_in, job.n_rows);
-    run_tiles<weight_rows, N>(job, begin, end, stride,
-                              [&](const weight_rows & weights, const uint8_t * rows, uint32_t n, sums * out) {
-                                  for (uint32_t in = 0; in < job.n_in; in += part) {
-                                      const uint32_t b = in / BLOCK;
-                                      const uint32_t n_blocks = (job.n_in - in < part ? job.n_in - in : part) / BLOCK;
-                                      const uint8_t * blocks = rows + job.n_in + b * sizeof(rounded_32);
-                                      multiply(scratch, piece<W>{weights, b, n_blocks}, {rows + in, blocks, stride}, n, out);
-                                  }
-                              });
+    const auto multiply_all = [&](const weight_rows & weights, const uint8_t * rows, uint32_t n, sums * out) {
+        for (uint32_t in = 0; in < job.n_in; in += part) {
+            const uint32_t b = in / BLOCK;
+            const uint32_t n_blocks = (job.n_in - in < part ? job.n_in - in : part) / BLOCK;
+            const uint8_t * blocks = rows + job.n_in + b * sizeof(rounded_32);
+            multiply(scratch, piece<W>{weights, b, n_blocks}, {rows + in, blocks, stride}, n, out);
+        }
+    };
+    run_tiles<weight_rows, N>(job, begin, end, stride, multiply_all);
 }
 
 template <class W> void run(const product_job & job, uint32_t begin, uint32_t end) {
