@@ -29,13 +29,16 @@ extern const product_set set;
 namespace {
 
 #ifdef __x86_64__
-// Linux saves AMX's registers only for a process that has asked for them. Sandboxes may refuse it.
-bool may_use_amx() {
-    constexpr int REQUEST = 0x1023; // ARCH_REQ_XCOMP_PERM, which older headers lack
-    constexpr int TILES = 18;       // XFEATURE_XTILEDATA
+// Linux saves AMX's registers only for a process that has asked for them. A sandbox may refuse that, or ignore it.
+bool is_given_amx() {
+    constexpr int ASK = 0x1023;  // ARCH_REQ_XCOMP_PERM, which older headers lack
+    constexpr int TELL = 0x1022; // ARCH_GET_XCOMP_PERM
+    constexpr int TILES = 18;    // XFEATURE_XTILEDATA
     uint32_t a = 0, b = 0, c = 0, d = 0;
     const bool has_amx = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 24 & 1) && (d >> 25 & 1); // AMX-TILE, AMX-INT8
-    return has_amx && syscall(SYS_arch_prctl, REQUEST, TILES) == 0;
+    uint64_t given = 0;
+    return has_amx && syscall(SYS_arch_prctl, ASK, TILES) == 0 && syscall(SYS_arch_prctl, TELL, &given) == 0 &&
+           (given >> TILES & 1);
 }
 
 const products_vnni::type_kernels * vnni_kernels_for(ggml_type type) {
@@ -111,7 +114,7 @@ const product_set * const * product_sets_here() {
         const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
         if (avx2 && avx512 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
             __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("bmi2")) {
-            if (may_use_amx()) {
+            if (is_given_amx()) {
                 *next++ = &amx_int8;
             }
             *next++ = &avx512_vnni;

@@ -25,7 +25,7 @@ struct rounded_256 {
     int16_t sums32[8];
 };
 
-// Rows begin where lines of memory do: AMX reads 64 numbers of 16 rows six times as fast there.
+// Rows are whole lines of memory. Where the first begins at one, too, as it most often does, AMX reads 64 numbers of 16 rows six times as fast.
 template <class B> constexpr size_t row_bytes(uint32_t n) { return (n + n / B::N * sizeof(B) + 63) / 64 * 64; }
 
 namespace products_vnni {
