@@ -391,6 +391,7 @@ TEST_CASE("the least power of two of MXFP4 is no float's exponent") {
 #ifdef __x86_64__
 TEST_CASE("AMX's registers have the shapes that they had before") { // other libraries set theirs once in each thread
     if (!product_sets_here()[0] || std::string(product_sets_here()[0]->name) != "amx-int8") {
+        MESSAGE("this CPU has no AMX, or this process may not use it");
         return;
     }
     for_each_kernel([](const product_kernel & kernel, ggml_type type) {
